@@ -171,8 +171,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             counts = {part: f" in {count} calls" for part, count in row["calls"].items()}
             parts = ", ".join(f"{part} {seconds:.1f}{counts.get(part, '')}" for part, seconds in row["parts"].items())
             works = ", ".join(f"{kind} {count}" for kind, count in row["calls"].items() if kind not in row["parts"])
-            print(f"      {row.get('processor_s')} s of processors, {row.get('memory_gb')} GB; {works}")
             print(f"  {row['side']:6} seed {row['seed']}: {row['seconds']:6.1f} s ({parts})")
+            print(f"      {row.get('processor_s')} s of processors, {row.get('memory_gb')} GB; {works}")
             print(f"      hypervolume {row['hypervolume']:.5f}; chosen: ms, speedup, error {row['chosen']}")
         if all(sides.values()):
             before, after = (median(row["seconds"] for row in sides[side]) for side in SIDES)

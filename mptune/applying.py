@@ -117,7 +117,7 @@ def resolve_plan(
     at = [(hazard, hazard.place.group) for hazard in hazards if plan is None or samples is not None]
     left = [h for h, group in at if group and group not in ruled_out and h.holds_in(wanted.precision[group])]
     about = _shown(hazard_findings(left, "apply"))
-    io = io or (_PlanFile.read(plan).io if isinstance(plan, Path) else Precision.FP32)
+    io = io or resolved.io
     lines += interface_lines(replace(grouped, io=io), () if samples is None else samples.samples)
     is_untried = samples is None and (plan is None or resolved.is_of_other_weights or resolved.is_by_nodes)
     untried = [_untried(wanted, fixed)] if is_untried else []
@@ -249,9 +249,9 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
     plan, nodes = PrecisionPlan(model.sha256, file.precision), file.nodes
     if file.model_sha256 in ("", model.sha256):
         if file.precision:
-            return _by_groups(model, plan, nodes)
+            return replace(_by_groups(model, plan, nodes), io=file.io)
         by_nodes = plan_of_nodes(model, nodes, str(path))
-        return ResolvedPlan(by_nodes.groups, by_nodes.plan, by_nodes.warnings, is_by_nodes=True)
+        return ResolvedPlan(by_nodes.groups, by_nodes.plan, by_nodes.warnings, is_by_nodes=True, io=file.io)
     other = f"{path} was made for another model (sha256 {file.model_sha256[:12]}, {model.path} has {model.sha256[:12]})"
     names = {node.name for node in model.nodes}
     missing = {name for group in find_groups(model, "op") for name in group.nodes} - nodes.keys()
@@ -265,7 +265,7 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
     warning = (
         f"{other} with the same nodes: its precisions are used; the errors that it was chosen by do not apply here"
     )
-    return replace(resolved, warnings=(warning, *resolved.warnings), is_of_other_weights=True)
+    return replace(resolved, warnings=(warning, *resolved.warnings), is_of_other_weights=True, io=file.io)
 
 
 def _by_groups(model: Model, plan: PrecisionPlan, nodes: dict[str, Precision]) -> ResolvedPlan:

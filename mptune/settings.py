@@ -261,6 +261,16 @@ def read_error(given: float | str | None) -> float | None:
         raise SettingsError(f"{given} is not a number", "write 1e-2, 0.01 or 1%", setting="max_error") from None
 
 
+def check_io(io: str) -> None:
+    """Check a type of inputs and outputs.
+
+    Raises:
+        SettingsError: it is none that mixed models can have there.
+    """
+    if io not in ("fp32", "fp16"):
+        raise SettingsError(f"is {io}", "give fp32 or fp16", setting="io")
+
+
 def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
     """Refuse limits that no plan can be asked to meet."""
     limits = {"max_error": max_error, "max_latency_ms": max_latency_ms, "max_memory_bytes": max_memory_bytes}
@@ -528,8 +538,7 @@ class SearchSettings:
         _check("seed", self.seed, "give 0 or a positive integer", least=0)
         _check("steps", self.steps, "give at least 1", least=1)
         _check("opset", self.opset, "give a whole number", least=1)
-        if self.io not in ("fp32", "fp16"):
-            raise SettingsError(f"is {self.io}", "give fp32 or fp16", setting="io")
+        check_io(self.io)
         _check("timeout_s", self.timeout_s, "give a duration above 0")
         _check("max_disk_bytes", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)

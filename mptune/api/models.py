@@ -23,15 +23,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.observing import load_samples
-from mptune.settings import (
-    DataSettings,
-    SearchSettings,
-    Tolerance,
-    check_limits,
-    documented,
-    one_or_several,
-    read_error,
-)
+from mptune.settings import DataSettings, Tolerance, check_io, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
 from mptune.tuning.output_findings import training_findings
@@ -137,7 +129,8 @@ def apply(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
-    SearchSettings(io=io or SearchSettings.io)  # refuses what cannot be meant
+    if io is not None:
+        check_io(io)
     given = plan if plan is None or isinstance(plan, PrecisionPlan) else Path(plan)
     written, source = Path(out), arguments.data_argument(data)
     applying.check_out(given, written, force=force)

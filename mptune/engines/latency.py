@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -24,6 +24,8 @@ TARGET_SPAN_MS = 10.0
 HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 LatencySource = Literal["measured", "predicted"]
+MARGIN: Mapping[LatencySource, float] = {"measured": 0.01, "predicted": 0.02}
+"""Share of the latency by which plans count as equally fast, beside the noise."""
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are

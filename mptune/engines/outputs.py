@@ -78,7 +78,7 @@ def _open_runs(state: WorkerState, engine: Engine, wanted: Sequence[str], count:
     """
     sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
     if isinstance(engine, OrtEngine):
-        return [_widening(sessions.enter_context(closing(engine.open())))] * count
+        return [_of_its_inputs(sessions.enter_context(closing(engine.open())))] * count
 
     def run_of(session: Any) -> Run:
         missing = [name for name in wanted if name not in session.outputs]
@@ -92,16 +92,9 @@ def _open_runs(state: WorkerState, engine: Engine, wanted: Sequence[str], count:
     return [run_of(sessions.enter_context(closing(engine.open()))) for _ in range(count)]
 
 
-def _widening(session: OrtSession) -> Run:
-    """What runs a session on samples in FP32 or FP16, whichever its inputs are; inputs that it has not are left out."""
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-    floats = {name: types.get(kind) for name, (kind, _) in session.inputs.items()}
-
-    def run(feed: Feed) -> Outputs:
-        fed = {name: array for name, array in feed.items() if name in floats}
-        return session.run({n: a.astype(floats[n]) if a.dtype in types.values() else a for n, a in fed.items()})
-
-    return run
+def _of_its_inputs(session: OrtSession) -> Run:
+    """What runs a session on samples; inputs that it has not are left out."""
+    return lambda feed: session.run({name: array for name, array in feed.items() if name in session.inputs})
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ class TraceJob:
         options = SessionOptions(preset="values")
         with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
             state.enter(Stage.RUN)
-            run_left, run_right = _widening(left), _widening(right)
+            run_left, run_right = _of_its_inputs(left), _of_its_inputs(right)
             for sample, other_sample in zip(samples, others, strict=True):
                 expected, values = run_left(sample), run_right(other_sample)
                 for index, (name, other) in enumerate(self.pairs):

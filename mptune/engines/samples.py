@@ -195,10 +195,8 @@ class Scoring:
                 own = sum(wanted) / len(wanted)
                 if metric.name in table.METRICS and not labels.is_file() and abs(own - 1.0) > 1e-9:
                     text = f"{metric.name} of the reference against itself is {own:.3g}, not 1"
-                    forms = (
-                        "--metric map:xyxy where boxes are corners, map:cxcywh where centre and size; or give --labels"
-                    )
-                    raise DataError(text, forms if metric.name.startswith("map") else "give --labels")
+                    forms = "--metric map:xyxy where boxes are corners, map:cxcywh where centre and size; or "
+                    raise DataError(text, (forms if metric.name.startswith("map") else "") + "give --labels")
                 errors[metric.name] = tuple(ideal - value for ideal, value in zip(wanted, values, strict=True))
         return errors
 

@@ -9,13 +9,11 @@ import numpy as np
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.engines.latency import MARGIN
 from mptune.errors import PlanError
 from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR, faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.plan_limits import PlanLimits, rest_error
-
-MARGIN = {"measured": 0.01, "predicted": 0.02}
-"""Share of the latency by which plans count as equally fast, beside the noise."""
 
 MUCH_EXACTER = 1.5
 """Of plans that are equally fast one with this many times less error than the fastest is chosen."""

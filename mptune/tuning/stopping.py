@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from mptune.engines.latency import MARGIN
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
-from mptune.tuning.choosing import MARGIN, is_as_fast
+from mptune.tuning.choosing import is_as_fast
 from mptune.tuning.evaluation import ORIGIN_FP16
 from mptune.tuning.plan_limits import PlanLimits
 from mptune.tuning.record.record import StudyRecord

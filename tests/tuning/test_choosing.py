@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.latency import MARGIN
 from mptune.settings import SearchSettings
 from mptune.targets.target import EngineMemory
-from mptune.tuning.choosing import MARGIN, choose, could_be_chosen, is_as_fast, knee
+from mptune.tuning.choosing import choose, could_be_chosen, is_as_fast, knee
 from mptune.tuning.dominance import faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.plan_limits import PlanLimits

@@ -31,6 +31,7 @@ graph, each node computed as it stands, as little as possible kept in memory. ``
 runs again and again, with a CUDA graph."""
 Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
+_FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _LOG_WARNING = 2
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
@@ -181,10 +182,13 @@ class OrtSession:
         return self._session
 
     def _as_declared(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Samples are FP32, and may be fed to an input that a mixed model has in FP16."""
-        halves = {name for name, (kind, _) in self.inputs.items() if kind == "tensor(float16)"}
+        """Samples are in the types of the original model, FP32 or FP16; another model may have other ones."""
+        types = {name: _FLOATS.get(kind) for name, (kind, _) in self.inputs.items()}
         with np.errstate(over="ignore"):  # to infinity
-            return {n: array.astype(np.float16) if n in halves else array for n, array in feeds.items()}
+            return {
+                n: a.astype(types[n], copy=False) if types.get(n) and a.dtype in (np.float32, np.float16) else a
+                for n, a in feeds.items()
+            }
 
     def _run_options(self) -> Any:
         """Options of a run that is not bound; None for the defaults."""

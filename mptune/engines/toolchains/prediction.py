@@ -9,7 +9,7 @@ from functools import cached_property
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.backend import Builder
 from mptune.engines.base import Failure, Measurement, MissingKernel, SampleSet, Stage
-from mptune.engines.latency import Latency
+from mptune.engines.latency import MARGIN, Latency
 from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -20,7 +20,6 @@ from mptune.targets.roofline import LatencyTerms, roofline
 from mptune.targets.target import EngineMemory, Target
 
 CLEARLY = 1.8  # times the limit: an error on two samples that is beyond it on all, where samples differ by .4 of it
-AS_FAST = 1.02  # times the latency of the fastest plan within the limit: what is slower is not chosen
 
 
 class Prediction:
@@ -73,7 +72,7 @@ class Prediction:
         latency_ms = terms.base_ms - terms.tf32_gain_ms if plan is None else terms.predict(plan)
         most, settings = math.inf, self._context.settings
         if limit is not None and which == "search" and settings.metric in ADD_IN_SQUARES and not settings.ignore:
-            most = CLEARLY * limit if latency_ms <= AS_FAST * self._fastest_ms else 0.0
+            most = CLEARLY * limit if latency_ms <= (1.0 + MARGIN["predicted"]) * self._fastest_ms else 0.0
         errors = self.emulation.tf32_errors() if plan is None else self.emulation.errors([plan], which, most=most)
         if isinstance(errors, Failure):
             return errors

@@ -16,7 +16,7 @@ from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
-from mptune.engines.toolchains.measuring import Timings
+from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -79,10 +79,10 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
         self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
         self.prediction = Prediction(self.reference_model, target, self.builder)
-        self._timings: Timings | None = None  # None where latency is predicted
+        self._timings: measuring.Timings | None = None  # None where latency is predicted
         if self.builder is not None and self.latency_source == "measured":
             record = context.timing_record(f"{self.name} {self.device}")
-            self._timings = Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
+            self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds
         self._can_profile = True
         self.limit: float | None = None
@@ -235,7 +235,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         It loads its libraries meanwhile, and touches no device.
         """
         if has_room_beside(self.provider) and (not tf32 or self.target.tf32_tflops is not None):
-            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{Timings.__module__}:load_libraries")
+            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""
