@@ -22,8 +22,8 @@ WIDEST = 60
 
 
 def cut(text: str, width: int = WIDEST) -> str:
-    """The text on one line, or as much of its beginning as fits, with dots after it."""
-    line = " ".join(text.split())
+    """The text on one line, ``printable``, or as much of its beginning as fits then, with dots after it."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= width else line[: max(0, width - 3)] + "..."
 
 

@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mptune.choice import Choice
@@ -100,6 +100,7 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
 
 
 @given(st.integers(0, 200), st.text(max_size=4000), st.text(max_size=300))
+@example(134, 60 * "\U0001123f", "")  # each is ten characters once it is written out
 @settings(max_examples=30)
 def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reason: str) -> None:
     names = {**dict.fromkeys(("target", "engine", "device", "metric"), name), "model_path": Path("m" + name)}
