@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Model, Node, with_nodes
+from mptune.graph.loading.model import Model, Node, new_node, with_nodes
 from mptune.graph.loading.reading import without_weights
 from mptune.graph.loading.tensors import declaration
 from mptune.graph.ops import SHAPE_OF
@@ -73,8 +72,7 @@ def folded_model(grouped: GroupedModel, values: FoldedValues, wanted: Collection
         names = read.intersection(node.outputs) if node.index in fixed else set[str]()
         if names and names <= values.keys() - outputs:
             for name in sorted(names):
-                proto = onnx.helper.make_node("Constant", [], [name], name=name + suffix, value=values[name])
-                nodes.append(Node(-1, proto.name, proto.op_type, "", (), (name,), (), proto))
+                nodes.append(new_node("Constant", (), name, name + suffix, value=values[name]))
         elif names or node.index not in fixed:
             nodes.append(node)
             read.update(name for name in (*node.inputs, *node.captures) if name)

@@ -67,7 +67,7 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
     cores = (find(facts, node) for find in (_norm, _attention) for node in model.nodes)
     for pattern in (*_quantised_parts(facts), *cores):
         claim(pattern)
-    activations = {a.entry: a for node in model.nodes if (a := claim(_activation(facts, node))) is not None}
+    activations = {a.entry: a for node in model.nodes if (a := claim(activation(facts, node))) is not None}
     for node in model.nodes:
         layer = None if node.index in pattern_of else _layer(facts, node, pattern_of, activations)
         for index in () if layer is None else layer.nodes:  # an activation among them
@@ -199,7 +199,7 @@ _CORES = frozenset({"Erf", "Tanh", "Sigmoid", "HardSigmoid", "Clip"})
 """The nonlinearities of GELU, its forms by tanh and sigmoid, SiLU, Mish and hard swish."""
 
 
-def _activation(facts: Facts, core: Node) -> Pattern | None:
+def activation(facts: Facts, core: Node) -> Pattern | None:
     """The activation whose nonlinearity is ``core``: what it is computed from, times a function of that alone."""
     if core.op_type not in _CORES or len(facts.varying(core)) != 1:
         return None

@@ -12,10 +12,11 @@ from functools import cached_property, partial, wraps
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from sys import intern
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+import onnx.helper
 
 from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
@@ -359,6 +360,12 @@ def output_types(
     except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
         return {}
     return inferred
+
+
+def new_node(op_type: str, inputs: Sequence[str], result: str, name: str = "", **attributes: Any) -> Node:
+    """A node of one of ONNX's operators that the file does not have, named like its result by default."""
+    proto = onnx.helper.make_node(op_type, inputs, [result], name or result, **attributes)
+    return Node(-1, proto.name, op_type, "", tuple(inputs), (result,), (), proto)
 
 
 def needed_nodes(model: Model, values: Iterable[str], given: Collection[str] = ()) -> list[Node]:
