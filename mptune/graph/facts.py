@@ -431,6 +431,12 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     is_foreign = schema is None and not node.is_standard
     is_shape = bool(float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes
     is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction") not in (None, b"none")
+    held = [
+        model.initializers[name]
+        for name in node.inputs[1:]
+        if op_type == "BatchNormalization" and name in model.initializers
+    ]
+    is_beyond = any(np.abs(constant.numpy()).max(initial=0) > Precision.FP16.largest for constant in held)
     reasons = (
         # What its place in the model, or its domain, rules out.
         (is_foreign, f"operator of the domain {node.domain!r}: its types are not known to ONNX"),
@@ -442,6 +448,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
         (not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs), row.fp32),
         (is_scattered_sum, "reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16"),
         (is_quantised(node), "scales must stay FP32: small scales vanish in FP16"),
+        (is_beyond, "its constants are beyond FP16's range: in it, the norm would be another one"),
         (source == "string", "parses text; done once in FP32, then cast"),
     )
     fixed = next((why for holds, why in reasons if holds and why), None)

@@ -74,13 +74,11 @@ class LayerGroup:
 class GroupedModel:
     """A model and its layer groups, which always go together.
 
-    ``written_from`` is the model whose nodes were written out as steps in this one; its constants are rescaled. ``io``
-    is the precision of FP32 inputs and outputs in mixed models (``mptune.graph.interface``).
+    ``io`` is the precision of FP32 inputs and outputs in mixed models (``mptune.graph.interface``).
     """
 
     model: Model
     groups: tuple[LayerGroup, ...]
-    written_from: GroupedModel | None = None
     io: str = Precision.FP32
 
     @cached_property

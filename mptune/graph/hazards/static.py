@@ -46,8 +46,6 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
     model, hazards, limiting = types.model, list[Hazard](), masks_of(types.model).limiting
     cast = {name for name, c in model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
-        if types.in_precision(name, Precision.FP16) is not model.initializers[name]:
-            continue  # the typed model holds it rescaled, with the constant beside it
         rounding, done = rounding_of(model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}

@@ -104,7 +104,7 @@ class Rewriter:
             elif Precision.FP32 not in precisions:
                 unread.add(self._constant_nodes[name])
             reduced = [precision for precision in REDUCED if precision in precisions]
-            constants += [(types.in_precision(name, p), name + self._suffixes[p], p) for p in reduced]
+            constants += [(constant, name + self._suffixes[p], p) for p in reduced]
         dropped = self._moved | unread | resolution.dropped
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)

@@ -192,4 +192,4 @@ def with_rounding_steps(
         for group in grouped.groups
     )
     written_out = with_nodes(model, nodes, {**model.initializers, **constants}, tensors)
-    return GroupedModel(written_out, groups, grouped, grouped.io)
+    return GroupedModel(written_out, groups, grouped.io)
