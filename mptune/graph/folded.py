@@ -23,15 +23,11 @@ from mptune.graph.loading.tensors import declaration
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.value_types import new_suffix, value_types
 
-_WORTHWHILE = 100
-"""At least this many nodes, without Constants, are worth a session of their own that folds them."""
+_WORTHWHILE = 100  # at least this many nodes, without Constants, are worth a session of their own that folds them
 _LARGEST_CONSTANT = 1 << 14
 """Constants of more bytes are weights: an input takes their place where ONNX Runtime folds a model."""
-_MOST_BYTES = 1 << 22
-"""Larger results are not held: every trial's model would have them."""
-
-FoldedValues = Mapping[str, onnx.TensorProto]
-"""Results of shape arithmetic that ONNX Runtime has folded, by name."""
+_MOST_BYTES = 1 << 22  # larger results are not held: every trial's model would have them
+FoldedValues = Mapping[str, onnx.TensorProto]  # results of shape arithmetic that ONNX Runtime has folded, by name
 
 
 def is_worthwhile(model: Model) -> bool:

@@ -23,41 +23,30 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 @dataclass(frozen=True)
 class OwnCasts:
-    """The model's own Casts, merged once for all plans: which values are one and the same.
+    """The model's own Casts, merged once for all plans: which values are one and the same."""
 
-    Attributes:
-        casts: index of a Cast from FP32 or to FP32 -> what it casts to, in topological order; the other type is FP32,
-            FP16 or BF16.
-        same: FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
-        reduced: (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
-        forms: (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that
-            computes or needs the value so gives it this name, and the Cast goes.
-        sources: result of a Cast -> the integers or the reduced value that every other form of it is cast from.
-    """
-
+    # Index of a Cast between FP32 and FP32, FP16 or BF16, either way -> what it casts to, in topological order.
     casts: dict[int, Precision] = field(default_factory=dict)
+    # FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
     same: dict[str, str] = field(default_factory=dict)
+    # (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
     reduced: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    # (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that computes or
+    # needs the value so gives it this name, and the Cast goes.
     forms: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    # Result of a Cast -> the integers or the reduced value that every other form of it is cast from.
     sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a plan means for each node and value.
-
-    Attributes:
-        computed: value -> the precision that its node computes it in, where that is not FP32.
-        casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
-        constants: FP32 constant -> the precisions that it is needed in.
-        dropped: indices of the model's own Casts that the plan needs no more, or has among ``casts``.
-    """
+    """What a plan means for each node and value."""
 
     node_precisions: tuple[Precision, ...]
-    computed: Mapping[str, Precision]
-    casts: Mapping[str, AbstractSet[Precision]]
-    constants: Mapping[str, AbstractSet[Precision]]
-    dropped: frozenset[int] = frozenset()
+    computed: Mapping[str, Precision]  # value -> the precision that its node computes it in, where that is not FP32
+    casts: Mapping[str, AbstractSet[Precision]]  # value -> the others that it is needed in: one Cast each
+    constants: Mapping[str, AbstractSet[Precision]]  # FP32 constant -> the precisions that it is needed in
+    dropped: frozenset[int] = frozenset()  # the model's own Casts that are not needed any more, or among ``casts``
 
     def computed_in(self, value: str) -> Precision:
         """The precision that an FP32 value of the model is computed in."""
@@ -65,25 +54,21 @@ class Resolution:
 
 
 class ValueTypes:
-    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
-
-    Attributes:
-        group_of: each node's position among the groups, [nodes]; -1 for a node of none.
-        constants: those that are stored in each type that reads them.
-        named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        own: the model's own Casts.
-    """
+    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes."""
 
     def __init__(self, grouped: GroupedModel) -> None:
         self.model = model = grouped.model
         self.facts = facts_of(model)
         self.groups = grouped.groups
         self.rules: tuple[NodeRule, ...] = node_rules(model)
+        # Those that are stored in each type that reads them.
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
+        # What keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
         self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
         self.own = self._merged_casts()
         self._own_fp32 = {model.nodes[i].outputs[0] for i, to in self.own.casts.items() if to is Precision.FP32}
         position = {name: k for k, group in enumerate(self.groups) for name in group.nodes}
+        # Each node's position among the groups, [nodes]; -1 for a node of none.
         self.group_of = [position.get(node.name, -1) for node in model.nodes]
         # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
         self._reads: list[dict[tuple[str, bool, bool], None]] = []

@@ -56,23 +56,18 @@ def once(find: Callable[[K], T]) -> Callable[[K], T]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the main graph.
+    """One node of the main graph."""
 
-    Attributes:
-        index: position in topological order.
-        captures: outer values that the node's subgraphs read.
-        rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
-            (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.
-    """
-
-    index: int
+    index: int  # position in topological order
     name: str
     op_type: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    captures: tuple[str, ...]
+    captures: tuple[str, ...]  # outer values that its subgraphs read
     proto: onnx.NodeProto = field(repr=False, compare=False)
+    # Whether what it computes in FP16 is rounded; False in emulated models (``mptune.graph.writing.rounding_steps``),
+    # where a node is computed together with the one that reads it.
     rounds: bool = True
 
     @property

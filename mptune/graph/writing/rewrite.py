@@ -30,10 +30,8 @@ from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 
-_CLIP_HAS_INPUTS = 11
-"""From this operator set on, Clip reads its limits."""
-_METADATA_PREFIX = "mptune."
-"""Of the keys in ``metadata_props`` that say what made a model."""
+_CLIP_HAS_INPUTS = 11  # from this operator set on, Clip reads its limits
+_METADATA_PREFIX = "mptune."  # of the keys in ``metadata_props`` that say what made a model
 
 
 class Rewriter:

@@ -23,8 +23,7 @@ from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
 from mptune.graph.writing.weights import NeededConstant, rounding_of, write_self_contained
 
-_OPSET, _IR_VERSION = 17, 8
-"""The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
+_OPSET, _IR_VERSION = 17, 8  # the newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it
 _LACKING = """
     Bernoulli BitShift BlackmanWindow CastLike Compress ConcatFromSequence ConvInteger DFT Det DynamicQuantizeLinear
     HammingWindow HannWindow HardSwish Hardmax IsInf LayerNormalization MatMulInteger MaxRoiPool MaxUnpool
@@ -42,17 +41,12 @@ _UNNAMED = """
 
 @dataclass(frozen=True)
 class WeakModel:
-    """A model in FP32, and the precisions of its layers, by the names of their nodes.
+    """A model in FP32, and the precisions of its layers, by the names of their nodes."""
 
-    Attributes:
-        proto: the model without ``constants``.
-        precisions: what the layer computes in.
-        types: what it gives, where all of that is floating. What the model gives keeps its type.
-    """
-
-    proto: onnx.ModelProto
+    proto: onnx.ModelProto  # without ``constants``
     constants: Sequence[NeededConstant]
-    precisions: dict[str, Precision] = field(default_factory=dict)
+    precisions: dict[str, Precision] = field(default_factory=dict)  # what the layer computes in
+    # What it gives, where all of that is floating. What the model gives keeps its type.
     types: dict[str, Precision] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
