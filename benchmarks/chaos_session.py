@@ -30,7 +30,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, WorkerSettings
-from mptune.tuning.bench import TRIES, Silent
+from mptune.tuning.bench import TRIES, Listener
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class KilledToolchain(FakeToolchain):
         return result
 
 
-class Stages(Silent):
+class Stages(Listener):
     """Prints why the search stopped."""
 
     def stage(self, text: str) -> None:

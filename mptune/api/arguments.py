@@ -26,7 +26,7 @@ from mptune.run_json import PLUGINS, RunFile, plugins_sha256, refuse_other
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, one_or_several
 from mptune.targets.detect import detect_gpus, gpu_variables
-from mptune.tuning.bench import Listener, Silent, passed_on
+from mptune.tuning.bench import Listener, Logged, passed_on
 from mptune.tuning.record import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -284,7 +284,7 @@ def listening(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
 ) -> Iterator[Listener]:
-    """The listener of a run: the caller's, mptune's own on stderr, both, or one that does nothing.
+    """The listener of a run: the logger ``mptune``, the caller's, and mptune's own on stderr.
 
     ``progress`` None shows it in a terminal or a notebook, where no listener is given.
     """
@@ -292,11 +292,11 @@ def listening(
         get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
         progress = sys.stderr.isatty() or type(get_ipython()).__name__ == "ZMQInteractiveShell"
     with contextlib.ExitStack() as stack:
-        listeners = [] if listener is None else [listener]
+        listeners: list[Listener] = [Logged()] if listener is None else [Logged(), listener]
         if progress and sys.stderr is not None:
             from mptune.reporting.terminal.progress import TerminalListener  # rich: nothing else of a search needs it
 
             listeners.insert(0, stack.enter_context(TerminalListener(None, max_error, max_latency_ms)))
-        passed = passed_on(*listeners) if listeners else Silent()
+        passed = passed_on(*listeners)
         stack.enter_context(waits_told_to(passed.warning))
         yield passed

@@ -25,7 +25,7 @@ from mptune.inspection import Inspection, inspect_model
 from mptune.observing import load_samples
 from mptune.settings import DataSettings, Tolerance, check_io, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
-from mptune.tuning.bench import Listener, Silent
+from mptune.tuning.bench import Listener, Logged
 from mptune.tuning.output_findings import training_findings
 from mptune.tuning.plan_limits import check_tolerances
 from mptune.tuning.space import load_space
@@ -231,7 +231,7 @@ def compare(
         given = arguments.data_argument(data)
         samples = load_calibration(given, loaded.inputs, DataSettings(batch=batch), 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
-        stage = (listener or Silent()).stage
+        stage = (listener or Logged()).stage
         left = runner.Runner(loaded, samples.samples, folder / "model", batch, arguments.model_name(model), stage)
         stack.callback(left.worker.close)
         right: runner.Runner | engines.EngineRunner | None = None

@@ -6,7 +6,9 @@ which ran before, is tried: where it fails too, no plan is at fault.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from mptune.engines.base import Failure, Measurement, Progress, SampleSet
 from mptune.engines.failures import describe, machine_error
 from mptune.errors import EndedEarlyError
 from mptune.graph.plan import PrecisionPlan
+from mptune.printable import printable
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation, Origin
 
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from mptune.tuning.record.record import StudyRecord
 
 T = TypeVar("T")
+
+LOGGER = logging.getLogger("mptune")
+LOGGER.addHandler(logging.NullHandler())  # else Python prints warnings of a program that configures no logging
 
 TRIES = 2
 
@@ -71,8 +77,32 @@ class Listener(Protocol):
         return
 
 
-class Silent(Listener):
-    """The listener that does nothing."""
+class Logged(Listener):
+    """The listener of the standard logger ``mptune``: stages and plans are INFO, what fails or warns is WARNING."""
+
+    def stage(self, text: str) -> None:
+        """Counts within a stage are DEBUG."""
+        LOGGER.log(logging.DEBUG if re.search(r"\d of \d", text) else logging.INFO, "%s", printable(text))
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """The plan with its latency and its error."""
+        LOGGER.info("[%d/%d] %s", done, budget, printable(str(evaluation)))
+
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
+        """The plan with the reason."""
+        LOGGER.warning("[%d/%d] %s", done, budget, printable(failure_text(plan, origin, failure)))
+
+    def warning(self, text: str) -> None:
+        """A retry is one."""
+        LOGGER.warning("%s", printable(text))
+
+
+def failure_text(plan: PrecisionPlan, origin: Origin, failure: Failure | str) -> str:
+    """What failed, why, and where its log is, one line."""
+    reason = failure if isinstance(failure, str) else describe(failure)
+    if isinstance(failure, Failure) and failure.log_path is not None:
+        reason += f"; log: {failure.log_path}"
+    return f"failed: {reason} (plan {plan.fingerprint}, {origin})"
 
 
 def tell_outcome(

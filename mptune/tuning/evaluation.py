@@ -129,13 +129,16 @@ class Evaluation(JsonForm):
         # Neither counts below FP32's own noise, as where FP16 holds every value of a mask.
         return replace(compared, disagrees=not is_near and max(measured, expected) > _FP32_NOISE)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         held_out = "" if self.held_out is None else f" held out, {self.error_value:.2g} on the search samples"
         error = f"error {self.judged_error:.2g}{held_out} ({self.metric})"
         counts = [f"{count} {precision.name}" for precision, count in self.plan.reduced_counts.items()]
         groups = ", ".join([*counts, f"{len(self.plan.fp32_groups)} FP32"])
         latency = f"{self.latency.median_ms:.4g} ms {self.latency.source}"
-        return f"Evaluation({self.plan.fingerprint}: {latency}, {error}, groups: {groups}, {self.origin})"
+        return f"{self.plan.fingerprint}: {latency}, {error}, groups: {groups}, {self.origin}"
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self})"
 
     def engine_in(self, engines: Path) -> Path | None:
         """The plan's engine, in the run's own folder only: the record may come from a stranger, and name any file."""

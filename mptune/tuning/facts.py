@@ -28,7 +28,7 @@ from mptune.targets import costs
 from mptune.targets import findings as about_target
 from mptune.targets.target import Target
 from mptune.tuning import baseline, space
-from mptune.tuning.bench import Listener, Silent, run_job, run_needed_job
+from mptune.tuning.bench import Listener, Logged, run_job, run_needed_job
 from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.refining import RefinedGroup, refine
 
@@ -97,7 +97,7 @@ def ask_for_kernels(
         if precision is not Precision.FP16 and not is_searched:
             continue
         job, what = lambda asked=precision: toolchain.missing_kernels(asked), "asking which operators the engine lacks"
-        answer = run_job(job, toolchain, listener or Silent(), what)
+        answer = run_job(job, toolchain, listener or Logged(), what)
         if isinstance(answer, Failure):
             warnings.append(
                 f"operators without an {precision.name} kernel are not known, since the all-{precision.name} engine "

@@ -17,7 +17,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
 from mptune.targets.target import EngineMemory
-from mptune.tuning.bench import Bench, Limits, Listener, Silent, Stop
+from mptune.tuning.bench import Bench, Limits, Listener, Logged, Stop
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.knowledge import Knowledge, Sensitivity
@@ -93,7 +93,7 @@ def make_bench(
 ) -> Bench:
     """Where a record's plans are evaluated; without limits those of the settings, from now on."""
     settings = settings or SearchSettings()
-    return Bench(record, toolchain, settings, listener or Silent(), limits or Limits(settings))
+    return Bench(record, toolchain, settings, listener or Logged(), limits or Limits(settings))
 
 
 def make_toolchain(space: SearchSpace, kind: type[Fake] = FakeToolchain, **options: Any) -> Fake:  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.target import load_target
-from mptune.tuning.bench import Silent
+from mptune.tuning.bench import Logged
 from mptune.tuning.facts import MissingKernels, Observations, observe
 from mptune.tuning.front import Front
 from mptune.tuning.measuring import Measuring
@@ -161,7 +161,7 @@ class OnJetson(FakeToolchain):
 def test_a_profile_that_the_device_belies_is_a_warning(target: str | None, source: str, texts: list[str]) -> None:
     context, profile = SimpleNamespace(settings=SearchSettings()), None if target is None else load_target(target)
     toolchain = OnJetson(Law(["g000"]), latency_source=source)
-    warnings = Measuring.open(context, profile, Silent(), lambda _: toolchain).environment.warnings
+    warnings = Measuring.open(context, profile, Logged(), lambda _: toolchain).environment.warnings
     assert all(text in warning for text, warning in zip(texts, warnings, strict=True))
     assert toolchain.limit == 1e-2, "by default"
 

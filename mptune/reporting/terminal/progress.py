@@ -20,11 +20,11 @@ from rich.text import Text
 
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Progress
-from mptune.engines.failures import describe
 from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import origin_name
+from mptune.tuning.bench import failure_text
 from mptune.tuning.choosing import choose
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.texts import format_error, format_speedup, group_counts, latency_text
@@ -114,10 +114,7 @@ class TerminalListener:
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
-        reason = failure if isinstance(failure, str) else describe(failure)
-        if isinstance(failure, Failure) and failure.log_path is not None:
-            reason += f"; log: {failure.log_path}"
-        self._failures.append(f"failed: {reason} (plan {plan.fingerprint}, {origin})")
+        self._failures.append(failure_text(plan, origin, failure))
         self._advance(self._failures[-1], done, budget)
 
     def building(self, progress: Progress) -> None:

@@ -1,0 +1,67 @@
+"""JSON Schema of front.json and plan.json, as docs/reference has them; tests hold both against the files of runs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_type_hints
+
+import pydantic
+
+from mptune.choice import ChoiceKind
+from mptune.engines.base import ErrorSource
+from mptune.engines.latency import LatencySource
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.graph.plan import PLAN_FORMAT, PRECISIONS
+from mptune.tuning.explanation import Reason
+from mptune.tuning.front import FRONT_FORMAT
+
+NUMBER: Any = float | Literal["nan", "inf", "-inf"]
+NUMBERS: Any = dict[str, NUMBER]
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    """Of a type; of types by key, an object with each key; of one in a list; of a choice; of a name in ``$defs``."""
+    if isinstance(kind, dict):
+        return {"type": "object", "properties": {k: _schema(v) for k, v in kind.items()}, "required": [*kind]}
+    if isinstance(kind, list):
+        return {"type": "array", "items": _schema(*kind)}
+    if isinstance(kind, tuple):
+        return {"anyOf": [*map(_schema, kind)]}
+    return {"$ref": f"#/$defs/{kind}"} if isinstance(kind, str) else pydantic.TypeAdapter(kind).json_schema()
+
+
+def plan_schema() -> dict[str, Any]:
+    """Of plan.json."""
+    precisions = {"type": "object", "additionalProperties": {"enum": [*map(str, PRECISIONS)]}}
+    schema = _schema({"format": Literal[PLAN_FORMAT], "model_sha256": str, "precision": "by_name", "nodes": "by_name"})
+    schema["properties"]["opset"] = _schema(int)  # only of a model whose opset was raised
+    return {**schema, "$defs": {"by_name": precisions}}
+
+
+def front_schema() -> dict[str, Any]:
+    """Of front.json: null is what is not known, such as the choice of a search that was stopped."""
+    latency = dict.fromkeys(("median_ms", "p90_ms", "p99_ms", "cv"), NUMBER)
+    latency |= {"ci95_ms": [NUMBER], "source": LatencySource}
+    error: Any = {"value": NUMBER, "metric": str, "source": ErrorSource, "per_output": dict[str, NUMBERS]}
+    error |= {"emulated": (NUMBER, None), "held_out": (NUMBER, None), "ci95": ([NUMBER], None)}
+    error |= {"part": ({"output": str, "columns": ([int], None)}, None)}
+    point: Any = {"plan": str, "origin": str, "latency": latency, "error": error, "engine": (str, None)}
+    point |= dict.fromkeys(("error_value", "judged_error", "speedup"), NUMBER)
+    point |= {
+        "held_out_value": (NUMBER, None),
+        "metrics": dict[str, dict[Literal["search", "held_out"], NUMBER | None]],
+    }
+    point |= dict.fromkeys(("fp16_groups", "bf16_groups", "fp32_groups"), int)
+    point |= {"remeasured": bool, "confirmed": bool, "memory_source": (LatencySource, None)}
+    point |= dict.fromkeys(("engine_bytes", "context_bytes", "weight_bytes"), (int, None))
+    point |= {"fp32": [{"group": str, "reason": Reason, "finding": (str, None)}]}
+    choice: Any = {"reason": ChoiceKind, "limits": NUMBERS, "limits_met": bool}
+    choice |= {"nearest": (str, None), "replaced": (str, None)}
+    choice |= {"neighbours": [{"plan": str, "latency_ms_delta": NUMBER, "error_ratio": NUMBER}]}
+    where = {**get_type_hints(Where), "outputs": [get_type_hints(OutputColumns)]}
+    front: Any = {"format": Literal[FRONT_FORMAT], "model": {"path": str, "sha256": str}, "metric": str}
+    front |= {"target": {"name": str, "engine": str, "device": (str, None)}, "points": ["point"]}
+    front |= {"baseline": dict.fromkeys(("fp32", "fp16", "tf32"), ("point", None)), "chosen_point": ("point", None)}
+    front |= {"chosen": (str, None), "choice": (choice, None), "hypervolume": (NUMBER, None)}
+    front |= {"evaluations": int, "failures": int, "warnings": [str]}
+    front |= {"findings": [{**get_type_hints(Finding), "where": where}]}
+    return {**_schema(front), "$defs": {"point": _schema(point)}}
