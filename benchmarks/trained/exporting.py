@@ -60,8 +60,7 @@ class Beats(nn.Module):
 
     def forward(self, bands: torch.Tensor) -> torch.Tensor:
         local = nn.functional.max_pool1d(torch.relu(self.conv1(bands[:, None])), 2)
-        states, _ = self.lstm(self.linear0(local.flatten(1))[None])
-        return torch.softmax(self.linear(states), -1)[..., :2]
+        return torch.softmax(self.linear(self.lstm(self.linear0(local.flatten(1))[None])[0]), -1)[..., :2]
 
 
 class FacePoints(nn.Sequential):
@@ -133,8 +132,7 @@ class Words(nn.Module):
         self.fc = nn.Linear(512, 66)
 
     def forward(self, lines: torch.Tensor) -> torch.Tensor:
-        states, _ = self.rnn(self.cnn(lines).squeeze(2).permute(0, 2, 1))
-        return self.fc(states)
+        return self.fc(self.rnn(self.cnn(lines).squeeze(2).permute(0, 2, 1))[0])
 
 
 NETWORKS = {
@@ -159,10 +157,9 @@ def main(name: str, weights: Path, out: Path) -> None:
     elif name == "speaker":
         model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=False)["model_state"], strict=False)
     else:  # in the order of the layers, whatever the package calls them
-        is_numpy = name == "pronunciation"
+        is_numpy = weights.suffix == ".npz"
         given = np.load(weights) if is_numpy else torch.load(weights, map_location="cpu", weights_only=True)
-        values = map(torch.as_tensor, given.values())
-        model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
+        model.load_state_dict(dict(zip(model.state_dict(), map(torch.as_tensor, given.values()), strict=True)))
     torch.onnx.export(model.eval(), (example,), str(out), input_names=[feeds], output_names=["result"], **how)
 
 

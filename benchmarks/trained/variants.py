@@ -100,16 +100,15 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
         row = rows.setdefault(variant, {})
         source = run / "chosen" / "model.onnx"
         step = run_step([*mptune, "pick", str(run), *limit], timeout_s) if limit else row
-        plan = json.loads((run / "front.json").read_text())["chosen"]
+        point = json.loads((run / "front.json").read_text())["chosen_point"]  # which may be off the front
         if limit and "failure" in step:  # an all-FP16 whose outputs are not finite cannot be picked
-            plan, source = fp16, folder / "variants" / "applied.onnx"
+            point, source = front["baseline"]["fp16"], folder / "variants" / "applied.onnx"
             written = ["--data", str(folder / "search"), "--force", "-o", str(source)]
             step = run_step([*mptune, "apply", str(folder / "fp32.onnx"), "--fp16-all", *written], timeout_s)
         row.update(step)
-        point = next(p for p in [*front["points"], *front["baseline"].values()] if p["plan"] == plan)
         errors = [point["error"][which] for which in ("held_out", "value")]
         row.update(
-            plan=plan,
+            plan=point["plan"],
             predicted_ms=point["latency"]["median_ms"],
             emulated=next((error for error in errors if isinstance(error, float)), None),
             fp32_groups=[f"{g['group']}: {g['reason']}" for g in point["fp32"]],
