@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import FOREIGN, MANY_FOREIGN
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
-from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
+from mptune.diagnosis.order import find_stale, other_form, other_order, stale_finding, stale_rows
 from mptune.diagnosis.precision import precision, worst_hazard
 from mptune.diagnosis.preprocessing import other_feed
 from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
@@ -171,9 +172,10 @@ def _each(cause: Callable[[Side], Finding | None]) -> Cause:
 
 
 CAUSES: tuple[Cause, ...] = (
-    *map(_each, (not_computed, other_order, stale_rows, tf32, stored_as_fp16)),
+    *map(_each, (not_computed, other_order, other_form, stale_rows, tf32, stored_as_fp16)),
     precision,
     other_feed,
+    partial(precision, is_last=True),
     _each(agreement),
 )
 STRUCTURAL = {"stale-rows", "torn-rows", "not-computed", "outputs-permuted", "data-do-not-fit"}

@@ -30,10 +30,10 @@ _OFF = 0.01  # a value is off by more of its output's standard deviation than th
 _FEW_OFF = 0.5  # share of the values that changed decisions make wrong at most
 
 
-def precision(outputs: Sequence[Side]) -> list[Finding]:
-    """``precision``, of all outputs that are beyond their limits through FP16 or BF16."""
+def precision(outputs: Sequence[Side], *, is_last: bool = False) -> list[Finding]:
+    """``precision``, of outputs beyond their limits through FP16 or BF16; ``is_last``: nothing else explains them."""
     beyond = [side for side in outputs if not side.is_within and not side.sides.is_other_model]
-    causes = {side.name: cause for side in beyond if (cause := _cause(side)) is not None}
+    causes = {side.name: cause for side in beyond if (cause := (_broken if is_last else _cause)(side)) is not None}
     blamed = [side for side in beyond if side.name in causes]
     if not blamed:
         return []
@@ -60,6 +60,7 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
     where = Where(nodes, tuple(named[:_MOST_KEPT]), outputs=tuple(side.where for side in blamed))
     words = {
         "limit_value": worst.limit.value,
+        "emulated": cause.size * worst.judged,
         "precisions": " and ".join(p.name for p in REDUCED if plan.groups_in(p)),
         "named": listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED),
         "seen": "" if plan.bf16_groups else worst_hazard(sides, named[:_NAMED]),
@@ -68,6 +69,14 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
         "command": f"mptune apply {runner.model.path} {' '.join(options)} -o OUT.onnx",
     }
     return [worst.finding("precision", {**worst.evidence, **evidence}, where, **words)]
+
+
+def _broken(side: Side) -> Explanation | None:
+    """FP16 throughout, where it breaks an output as far as it differs, in other values, for a hazard that is known."""
+    sides, runner = side.sides, side.sides.runner
+    throughout = sides.judged(runner.emulated(runner.throughout(Precision.FP16)), runner.exact)
+    size = next((s.judged / side.judged for s in throughout if s.name == side.name and not s.is_within), 0.0)
+    return Explanation("fp16", 1.0, size) if 1 / HEADROOM <= size <= HEADROOM and worst_hazard(sides) else None
 
 
 def _cause(side: Side) -> Explanation | None:

@@ -76,13 +76,23 @@ def _outputs_permuted(v: Values) -> Words:
     if v.kind == "outputs":
         text = f"output {v.name!r} holds what is {v.other!r} of the reference"
         return Words(text, "read outputs by name, not by position, or exchange the two")
+    if v.kind == "form":
+        return _other_form(v)
     what = "rows" if v.kind == "rows" else f"entries along axis {v.axis}"
     text = f"output {v.output!r} has its {what} in another order: {v.moved} of {v.entries} moved ({v.shown})"
     return Words(text, "give them in the reference's order, or in that of the data, one row for each of its rows")
 
 
+def _other_form(v: Values) -> Words:
+    text = f"output {v.shown!r}, axis {v.axis}: the candidate holds {v.form}, the reference {v.other}"
+    text += f"; with both in one form the difference is {v.left:.2g} of the spread"
+    return Words(text, "end both models with the same operators, or bring the outputs into one form before comparing")
+
+
 @COMPARISON.row("attribute-differs", "warning", "two models differ in an attribute, a constant or their structure")
 def _attribute_differs(v: Values) -> Words:
+    if v.get("kind") == "form":
+        return _other_form(v)
     then = f"output {v.place!r} then has {v.error_shown} (all-FP16 with its pins gives {v.judged_fp16:.3g})"
     cure = "export both from the same source, or give this node the same value in both"
     if not v.get("node"):
@@ -119,9 +129,7 @@ def _precision(v: Values) -> Words:
         )
     cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
     if v.left_share == 1:
-        cause = (
-            f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"
-        )
+        cause = f"{v.precisions} throughout, emulated, gives an error of that size ({v.emulated:.3g}), in other values"
     detail = f"; {v.seen}" if v.seen else ""
     bits = "; BF16 keeps 8 bits where FP16 keeps 11" if v.bf16_groups else ""
     cure = f"no plan with {v.precisions} groups keeps the limit: allow more with {v.option}, or stay in FP32"
