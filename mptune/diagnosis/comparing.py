@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -175,7 +174,6 @@ CAUSES: tuple[Cause, ...] = (
     *map(_each, (not_computed, other_order, other_form, stale_rows, tf32, stored_as_fp16)),
     precision,
     other_feed,
-    partial(precision, is_last=True),
     _each(agreement),
 )
 STRUCTURAL = {"stale-rows", "torn-rows", "not-computed", "outputs-permuted", "data-do-not-fit"}

@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.diagnosis.rows import CLEAR, Compared, rms, row_rms
 from mptune.diagnosis.sides import Side, arrays_of
-from mptune.finding import Evidence, Finding, OutputColumns, Where
+from mptune.finding import Finding, OutputColumns, Where
 from mptune.findings.wording import listed
 
 _MOST_ORDERED = 2048  # entries along an axis up to which another order of them is looked for
@@ -33,17 +33,12 @@ def _corners(boxes: np.ndarray, before: float) -> np.ndarray:
     return np.concatenate([near, near + boxes[..., 2:]], axis=-1)
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
-
-
 # What the entries along an axis are before and after a change, and that change: of boxes, four entries, or of scores.
 _FORMS: Mapping[tuple[str, str], Callable[[np.ndarray], np.ndarray]] = {
     ("boxes as centre and size", "boxes as corners"): partial(_corners, before=0.5),
     ("boxes as a corner and size", "boxes as two corners"): partial(_corners, before=0.0),
-    ("values before a softmax", "values after a softmax"): _softmax,
-    ("values before a sigmoid", "values after a sigmoid"): lambda values: 1 / (1 + np.exp(-values)),
+    ("values before a softmax", "values after a softmax"): lambda x: np.exp(x - np.logaddexp.reduce(x, -1)[..., None]),
+    ("values before a sigmoid", "values after a sigmoid"): lambda x: 1 / (1 + np.exp(-x)),
 }
 
 
@@ -103,10 +98,10 @@ def other_form(side: Side) -> Finding | None:
                     if again.distance > again.half or not np.ptp(part[changed[0]][..., columns]):  # a constant fits all
                         continue
                     output = OutputColumns(side.name, tuple(columns) if len(columns) < along[0].shape[-1] else None)
-                    evidence: Evidence = {"kind": "form", "axis": axis, "error": side.error, "left": again.distance}
-                    names = {"form": words[0], "other": words[1], "shown": str(output)}
+                    evidence: dict[str, int | float | str] = {"kind": "form", "error": side.error, "axis": axis}
+                    evidence |= {"entries": f"{start}:{start + count}", "left": again.distance}
                     code = "outputs-permuted" if is_of_boxes else "attribute-differs"
-                    return side.finding(code, evidence, Where(outputs=(output,)), **names)
+                    return side.finding(code, evidence, Where(outputs=(output,)), form=words[0], other=words[1])
     return None
 
 

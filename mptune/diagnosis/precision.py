@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mptune.data.archive import save_samples
-from mptune.diagnosis.rows import Explanation
+from mptune.diagnosis.rows import Explanation, explain
 from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, arrays_of, figure_of
 from mptune.engines.base import Failure
 from mptune.engines.failures import did_not_run
@@ -30,10 +30,10 @@ _OFF = 0.01  # a value is off by more of its output's standard deviation than th
 _FEW_OFF = 0.5  # share of the values that changed decisions make wrong at most
 
 
-def precision(outputs: Sequence[Side], *, is_last: bool = False) -> list[Finding]:
-    """``precision``, of outputs beyond their limits through FP16 or BF16; ``is_last``: nothing else explains them."""
+def precision(outputs: Sequence[Side]) -> list[Finding]:
+    """``precision``, of all outputs that are beyond their limits through FP16 or BF16."""
     beyond = [side for side in outputs if not side.is_within and not side.sides.is_other_model]
-    causes = {side.name: cause for side in beyond if (cause := (_broken if is_last else _cause)(side)) is not None}
+    causes = {side.name: cause for side in beyond if (cause := _cause(side)) is not None}
     blamed = [side for side in beyond if side.name in causes]
     if not blamed:
         return []
@@ -60,7 +60,6 @@ def precision(outputs: Sequence[Side], *, is_last: bool = False) -> list[Finding
     where = Where(nodes, tuple(named[:_MOST_KEPT]), outputs=tuple(side.where for side in blamed))
     words = {
         "limit_value": worst.limit.value,
-        "emulated": cause.size * worst.judged,
         "precisions": " and ".join(p.name for p in REDUCED if plan.groups_in(p)),
         "named": listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED),
         "seen": "" if plan.bf16_groups else worst_hazard(sides, named[:_NAMED]),
@@ -69,14 +68,6 @@ def precision(outputs: Sequence[Side], *, is_last: bool = False) -> list[Finding
         "command": f"mptune apply {runner.model.path} {' '.join(options)} -o OUT.onnx",
     }
     return [worst.finding("precision", {**worst.evidence, **evidence}, where, **words)]
-
-
-def _broken(side: Side) -> Explanation | None:
-    """FP16 throughout, where it breaks an output as far as it differs, in other values, for a hazard that is known."""
-    sides, runner = side.sides, side.sides.runner
-    throughout = sides.judged(runner.emulated(runner.throughout(Precision.FP16)), runner.exact)
-    size = next((s.judged / side.judged for s in throughout if s.name == side.name and not s.is_within), 0.0)
-    return Explanation("fp16", 1.0, size) if 1 / HEADROOM <= size <= HEADROOM and worst_hazard(sides) else None
 
 
 def _cause(side: Side) -> Explanation | None:
@@ -100,11 +91,23 @@ def _cause(side: Side) -> Explanation | None:
     # Where decisions change, most values stay right, in the candidate as in FP16 throughout, and the error has one
     # size. What a deployment does otherwise, such as to its inputs, moves all of them.
     if not 0 < side.judged <= HEADROOM * side.fp16.judged < math.inf:
-        return None
+        return _step_by_step(side)
     spread = float(np.std(wanted[np.isfinite(wanted)])) if np.isfinite(wanted).any() else 0.0
     off, off_fp16 = (float(np.mean(~(np.abs(each - wanted) <= _OFF * spread))) for each in (got, fp16))
     is_alike = 0 < off_fp16 <= _FEW_OFF and off <= HEADROOM * off_fp16
-    return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else None
+    return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else _step_by_step(side)
+
+
+def _step_by_step(side: Side) -> Explanation | None:
+    """FP16 whose sums are rounded term by term, on the sample that differs most; only where a hazard is there."""
+    runner, k = side.sides.runner, side.worst_sample[1]
+    steps = runner.step_by_step(side.sides.plan, k).get(side.name) if worst_hazard(side.sides) else None
+    wanted = np.asarray(side.wanted[k], np.float64)
+    return (
+        None
+        if steps is None or steps.shape != wanted.shape
+        else explain(side.got[k] - wanted, [("fp16", steps - wanted)])
+    )
 
 
 def _cured(blamed: Sequence[Side], plan: PrecisionPlan) -> tuple[dict[str, float], list[str], Side | None]:

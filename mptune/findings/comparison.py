@@ -84,7 +84,7 @@ def _outputs_permuted(v: Values) -> Words:
 
 
 def _other_form(v: Values) -> Words:
-    text = f"output {v.shown!r}, axis {v.axis}: the candidate holds {v.form}, the reference {v.other}"
+    text = f"output {v.output!r}, entries {v.entries} along axis {v.axis}: the candidate holds {v.form}, the reference {v.other}"
     text += f"; with both in one form the difference is {v.left:.2g} of the spread"
     return Words(text, "end both models with the same operators, or bring the outputs into one form before comparing")
 
@@ -129,7 +129,9 @@ def _precision(v: Values) -> Words:
         )
     cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
     if v.left_share == 1:
-        cause = f"{v.precisions} throughout, emulated, gives an error of that size ({v.emulated:.3g}), in other values"
+        cause = (
+            f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"
+        )
     detail = f"; {v.seen}" if v.seen else ""
     bits = "; BF16 keeps 8 bits where FP16 keeps 11" if v.bf16_groups else ""
     cure = f"no plan with {v.precisions} groups keeps the limit: allow more with {v.option}, or stay in FP32"

@@ -14,7 +14,7 @@ import numpy as np
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.reference import OPSET_RAISED, WRONG_SHAPE
 from mptune.findings.wording import Severity, listed
-from mptune.graph.facts import Facts, facts_of, walk
+from mptune.graph.facts import Facts, facts_of, origin, walk
 from mptune.graph.hazards import hazard
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, ObservedValues, group_of
 from mptune.graph.hazards.masks import masks_of
@@ -288,16 +288,7 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
             fitting = [g.name for g in left if names_agree(output.name, g.name) and _same_shape(output, g, growing)]
             if output.name not in pairs and len(fitting) == 1:
                 pairs[output.name] = fitting[0]
-    facts = facts_of(model)
-
-    def moved(value: str) -> Sequence[str]:
-        node = facts.producer(value)
-        return node.inputs if node is not None and node.op_type in MOVEMENT | COPIES else ()
-
-    for name, given in list(pairs.items()):
-        ends = {facts.root(value) for value in walk([name], moved) if value and not moved(value)} - facts.static
-        if ends == {given}:
-            del pairs[name]
+    pairs = {name: given for name, given in pairs.items() if origin(model, name, MOVEMENT)[0] != given}
     continued = {output.name: _continued(model, output) for output in model.outputs if output.name not in pairs}
     for name, names in continued.items():
         if len(names) == 1 == sum(names[0] in each for each in continued.values()) and names[0] not in pairs.values():
@@ -326,12 +317,11 @@ def _continued(model: Model, output: TensorInfo) -> list[str]:
     reached = {facts.root(value) for value in walk([output.name], before)}
     if recurrent:
         return [given.name for given in model.inputs if given.name in reached and _same_shape(output, given, 0)]
-    alike, others = (
-        [each.name for each in infos if (each.shape, each.dtype) == (output.shape, output.dtype)]
-        for infos in (model.inputs[1:], model.outputs)
-    )
+    kind = (output.shape, output.dtype)
+    alike = [given.name for given in model.inputs[1:] if (given.shape, given.dtype) == kind]
+    is_even = len(alike) == sum((other.shape, other.dtype) == kind for other in model.outputs)
     is_image = len(model.outputs) == 1 and len(output.shape or ()) == 4
-    if not output.shape or None in output.shape or not output.is_float32 or is_image or len(alike) != len(others):
+    if not output.shape or None in output.shape or not output.is_float32 or is_image or not is_even:
         return []
     every = {*walk([output.name], lambda value: node.inputs if (node := facts.producer(value)) else ())}
     return [name for name in alike if name in reached and len(every.intersection(i.name for i in model.inputs)) > 1]
