@@ -84,8 +84,8 @@ def _outputs_permuted(v: Values) -> Words:
 
 
 def _other_form(v: Values) -> Words:
-    text = f"output {v.output!r}, entries {v.entries} along axis {v.axis}: the candidate holds {v.form}, the reference {v.other}"
-    text += f"; with both in one form the difference is {v.left:.2g} of the spread"
+    text = f"output {v.output!r}, entries {v.entries} along axis {v.axis}: the candidate holds {v.form}, the reference"
+    text += f" {v.other}; with both in one form the difference is {v.left:.2g} of the spread"
     return Words(text, "end both models with the same operators, or bring the outputs into one form before comparing")
 
 
