@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import save
+from benchmarks.peers.own import last_words
 from mptune.json_form import decode_float
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,12 +73,8 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
     with tempfile.TemporaryDirectory() as folder:
         run, start = Path(folder) / "run.mptune", time.monotonic()
         command = [sys.executable, "-m", "mptune", "search", str(model), "--data", str(data), "--out", str(run)]
-        try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return {"failure": f"not done after {timeout_s:.0f} s"}
-        if done.returncode:
-            return {"failure": done.stderr[-2000:]}
+        if (failure := last_words(command, timeout_s, cwd=ROOT)) is not None:
+            return {"failure": failure}
         front = json.loads((run / "front.json").read_text(encoding="utf-8"))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
