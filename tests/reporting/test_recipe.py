@@ -80,7 +80,7 @@ def test_tf32_is_as_in_the_search(bench: Bench, front: Front, run_dir: Path, arg
     assert ("clear_flag(trt.BuilderFlag.TF32)" not in text) is allowed
     line = text[text.index("sh build.sh --useCudaGraph") :].split(" (its")[0]
     assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
-    assert "no build without --stronglyTyped" in text
+    assert "do not build without --stronglyTyped" in text
     assert NO_TRTEXEC in text
 
 

@@ -34,7 +34,7 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        (replace(GOOD, outputs={"y": {**SOUND, "non_finite": 4.0}}), "'y' holds 4 NaN or Inf"),
+        (replace(GOOD, outputs={"y": {**SOUND, "non_finite": 4.0}}), "'y' has 4 NaN or Inf"),
         (replace(GOOD, outputs={"y": {**SOUND, "zero_fraction": 1.0}}), "all zero in every output"),
         (replace(GOOD, repeat_error=0.5), "not deterministic"),
         (replace(GOOD, repeat_error=math.nan), "not deterministic"),
