@@ -46,11 +46,9 @@ def front_schema() -> dict[str, Any]:
     point |= {"error": {**error, "part": ({"output": str, "columns": ([int], None)}, None)}, "engine": TEXT}
     point |= {"metrics": dict[str, dict[Literal["search", "held_out"], NUMBER | None]], "held_out_value": MAYBE}
     point |= dict.fromkeys(("error_value", "judged_error", "speedup"), NUMBER) | {"remeasured": bool, "confirmed": bool}
-    point |= dict.fromkeys(("fp16_groups", "bf16_groups", "fp32_groups"), int) | {
-        "memory_source": (LatencySource, None)
-    }
+    point |= dict.fromkeys(("fp16_groups", "bf16_groups", "fp32_groups"), int)
     point |= dict.fromkeys(("engine_bytes", "context_bytes", "weight_bytes"), (int, None))
-    point |= {"fp32": [{"group": str, "reason": Reason, "finding": TEXT}]}
+    point |= {"memory_source": (LatencySource, None), "fp32": [{"group": str, "reason": Reason, "finding": TEXT}]}
     beside = {"plan": str, "latency_ms_delta": NUMBER, "error_ratio": NUMBER}
     choice = {"reason": ChoiceKind, "limits": dict[str, NUMBER], "limits_met": bool, "neighbours": [beside]}
     where = {**get_type_hints(Where), "outputs": [get_type_hints(OutputColumns)]}

@@ -144,7 +144,7 @@ def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, front: Front, run_d
     assert given["--timingCacheFile"] == ["timing.cache"]
     (run_dir / "chosen" / "timing.cache").write_bytes(b"trtexec adds to it")
     assert (run_dir / "engines" / "timing.cache").read_bytes() == b"measured"
-    assert "timing.cache what TensorRT measured" in (run_dir / "chosen" / "README.txt").read_text()
+    assert "timing.cache TensorRT's tactic timings" in (run_dir / "chosen" / "README.txt").read_text()
     assert "--timingCacheFile" not in str(BuildRecipe().options(bench.plan(1)))
 
 
