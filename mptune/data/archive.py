@@ -63,7 +63,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], *, is_compressed:
 
 
 def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Write one dictionary of arrays per sample, inputs or outputs; the file is there whole or not at all."""
+    """Write one dictionary of arrays per sample: inputs, outputs or labels. The file is there whole or not at all."""
     arrays: dict[str, np.ndarray] = {}
     for number, sample in enumerate(samples):
         for k, (name, array) in enumerate(sample.items()):
@@ -114,11 +114,3 @@ def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
 def labels_beside(samples: Path) -> Path:
     """Where the labels of a file of samples lie in a run directory."""
     return samples.with_name(f"{samples.stem}_labels.npz")
-
-
-def save_labels(samples: Path, labels: Sequence[dict[str, np.ndarray]]) -> None:
-    """Write labels beside a file of samples; none deletes what was there."""
-    if labels:
-        save_samples(labels_beside(samples), labels)
-    else:
-        labels_beside(samples).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 Dims = Sequence[int | str | None]
 Arrays = dict[str, np.ndarray]
+Inputs: TypeAlias = "Sequence[TensorInfo]"  # of a model
 
 _IN_MEMORY = "give a path, a dict of arrays, an array (for one input), or an iterable with a dict per sample"
 
 
 def shape_text(shape: Iterable[int | str | None]) -> str:
     """Dimensions as people write them, ``?`` for unknown ones: ``(batch, 3, ?)``."""
-    dims = ["?" if d is None else str(d) for d in shape]
-    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+    return str(tuple("?" if d is None else d for d in shape)).replace("'", "")
 
 
 def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
@@ -39,7 +39,7 @@ def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(samples)
 
 
-def arrays_of(content: Any, inputs: Sequence[TensorInfo], where: str = "arrays") -> Arrays | tuple[Arrays, ...]:
+def arrays_of(content: Any, inputs: Inputs, where: str = "arrays") -> Arrays | tuple[Arrays, ...]:
     """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
 
     ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
@@ -85,7 +85,7 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo], where: str = "arrays")
 
 
 def cut_samples(
-    arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], batch: int, where: str, *, is_whole: bool = False
+    arrays: Mapping[str, np.ndarray], inputs: Inputs, batch: int, where: str, *, is_whole: bool = False
 ) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
     """Check arrays, by input name, and cut them into samples along axis 0.
 

@@ -7,16 +7,17 @@ one whole sample.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mptune.data.archive import read_numpy
-from mptune.data.arrays import Arrays, arrays_of, cut_samples, shape_text
+from mptune.data.arrays import Arrays, Inputs, arrays_of, cut_samples, shape_text
 from mptune.data.recorded import polygraphy_inputs
 from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, digests_of
 from mptune.errors import DataError
@@ -24,21 +25,13 @@ from mptune.files import files_in_order
 from mptune.finding import Finding, Where
 from mptune.settings import DataSettings, InMemory
 
-if TYPE_CHECKING:
-    from mptune.graph.loading.tensors import TensorInfo
-
 _FORMS = (
-    "mptune reads .npz, .npy, a folder with one .npz or .npy per sample, images with a preprocess.toml, Polygraphy's "
-    ".json and script.py:function"
+    "mptune reads .npz, .npy, folders of them, images with a preprocess.toml, Polygraphy's .json, script.py:function"
 )
 
 
 def load_calibration(
-    source: Path | InMemory | None,
-    inputs: Sequence[TensorInfo],
-    settings: DataSettings,
-    seed: int,
-    states: Collection[str] = (),
+    source: Path | InMemory | None, inputs: Inputs, settings: DataSettings, seed: int, states: Collection[str] = ()
 ) -> CalibrationSet:
     """Load and check calibration data, or draw random inputs where there is no ``source``.
 
@@ -73,7 +66,7 @@ def load_calibration(
     return replace(loaded, findings=data_findings(loaded.samples, states))
 
 
-def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
+def _from_memory(content: Any, inputs: Inputs, batch: int, source: str) -> CalibrationSet:
     given = arrays_of(content, inputs, source)
     if isinstance(given, dict):
         samples, warnings = cut_samples(given, inputs, batch, source)
@@ -82,7 +75,7 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source:
     return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
 
 
-def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+def _from_folder(folder: Path, inputs: Inputs, batch: int) -> CalibrationSet:
     files = [file for file in files_in_order(folder) if file.suffix.lower() in (".npz", ".npy")]
     if not files:
         raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", _FORMS)
@@ -113,7 +106,7 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
     return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings)
 
 
-def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:
+def _random(inputs: Inputs, settings: DataSettings, seed: int) -> CalibrationSet:
     """Standard normal floats, integers 0 or 1, which every embedding has, fair booleans."""
     # The batch stands where dimension 0 is dynamic, and where another has the name of one; the rest must be fixed.
     batch_names = {info.shape[0] for info in inputs if info.shape and isinstance(info.shape[0], str)}
@@ -127,13 +120,10 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         if info.dtype not in floats and info.numpy_dtype.kind not in "biu":  # integers of 4 bits are none of NumPy's
             raise DataError(f"{text} type {info.dtype}", "give --data")
         shapes[info.name] = tuple(dim if isinstance(dim, int) else settings.batch for dim in dims)
-    generator = np.random.default_rng(seed)
-
-    def drawn(info: TensorInfo) -> np.ndarray:
-        shape = shapes[info.name]
-        values = generator.standard_normal(shape) if info.dtype in floats else generator.integers(0, 2, shape)
-        return np.asarray(values, dtype=info.numpy_dtype)
-
-    samples = tuple({info.name: drawn(info) for info in inputs} for _ in range(settings.random_samples))
+    generator, samples = np.random.default_rng(seed), [dict[str, np.ndarray]() for _ in range(settings.random_samples)]
+    for sample, info in itertools.product(samples, inputs):
+        size = shapes[info.name]
+        values = generator.standard_normal(size) if info.dtype in floats else generator.integers(0, 2, size)
+        sample[info.name] = np.asarray(values, dtype=info.numpy_dtype)
     finding = Finding.from_code("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})
-    return CalibrationSet(samples, "random inputs", is_random=True, findings=(finding,))
+    return CalibrationSet(tuple(samples), "random inputs", is_random=True, findings=(finding,))

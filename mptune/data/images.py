@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from pprint import pformat
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
 
-from mptune.data.arrays import cut_samples
+from mptune.data.arrays import Inputs, cut_samples
 from mptune.data.samples import CalibrationSet, Feed, LazySamples
 from mptune.errors import DataError
 from mptune.files import read_bytes, read_json
 from mptune.resources import read_toml
-
-if TYPE_CHECKING:
-    from mptune.graph.loading.tensors import TensorInfo
 
 # In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it.
 PREPROCESS_JSON = "preprocess.json"
@@ -49,7 +46,7 @@ class _Declared(pydantic.BaseModel):
     folder: str | None = None
 
 
-def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+def load_images(declaration: Path, inputs: Inputs, batch: int) -> CalibrationSet:
     """The images of a folder as samples that are read when they are needed."""
     example = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
     declared = read_toml(declaration, _Declared, DataError, example)

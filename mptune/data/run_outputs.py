@@ -20,29 +20,18 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from mptune.data.archive import read_samples
 from mptune.data.metrics.accuracy import UNMATCHED, OutputError
-from mptune.data.metrics.parts import (
-    WORST_PART,
-    Floats,
-    OutputParts,
-    belongs_to,
-    columns_of_part,
-    load_parts,
-    parts_path,
-)
-from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
+from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
+from mptune.data.metrics.row_sets import Dependent, RowSet, aligned_rows, find_row_sets
 from mptune.data.samples import Rollout
 from mptune.errors import DataError
 from mptune.files import READ_ERRORS, read_json, write_text
 from mptune.json_form import encode, encode_float
-
-if TYPE_CHECKING:
-    from mptune.graph.facts import DependentOutput
 
 Outputs = Mapping[str, np.ndarray]
 Source = Literal["measured", "emulated"]
@@ -148,12 +137,12 @@ def _part(
     }
 
 
-def _ends(values: Floats) -> tuple[float, float]:
+def _ends(values: np.ndarray) -> tuple[float, float]:
     finite = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
-def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
+def _histogram(values: np.ndarray, low: float, high: float, bins: int) -> dict[str, Any]:
     finite = values[np.isfinite(values)]
     return {
         "range": [low, high],
@@ -219,14 +208,9 @@ def _picture(got: np.ndarray, wanted: np.ndarray) -> dict[str, str] | None:
     return files
 
 
-def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
-    """Write the JSON file of one plan that ``collect_outputs`` reads, and the directory above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_outputs(path, {"metric": metric, "samples": samples, "outputs": outputs})
-
-
 def write_outputs(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``outputs.json``, whole or not at all."""
+    """Write ``outputs.json``, or the sketches of one plan for it, whole or not at all, and the directory above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _text(document) + "\n")
 
 
@@ -243,9 +227,10 @@ def collect_outputs(
 ) -> dict[str, Any]:
     """The document of ``outputs.json``, from the sketches that jobs have left in ``FINGERPRINT.json``.
 
-    ``plans`` are fingerprints with the source of the error, the most important first. What is not there or damaged is
-    passed over, and plans that do not fit are left out. ``indices`` are those of the held-out samples in the user's
-    data, where known, or of the samples with which sequences begin.
+    A job leaves ``{"metric": NAME, "samples": COUNT, "outputs": {OUTPUT: SKETCH}}``. ``plans`` are fingerprints with
+    the source of the error, the most important first. What is not there or damaged is passed over, and plans that do
+    not fit are left out. ``indices`` are those of the held-out samples in the user's data, where known, or of the
+    samples with which sequences begin.
     """
     entries: dict[str, dict[str, Any]] = {}
     count = 0
@@ -259,7 +244,10 @@ def collect_outputs(
         if is_same and outputs and fingerprint not in entries:
             count, entries[fingerprint] = samples, {"source": source, "outputs": outputs}
     document: dict[str, Any] = {"format": FORMAT, "metric": metric, "unit": unit, "count": count}
-    document |= {"indices": list(indices), "plans": {}, "left_out": list(entries)}
+    # What the samples are called: by their indices in the user's data, where known.
+    names = [f"sequence from sample {index}" if unit == "sequence" else f"sample {index}" for index in indices]
+    names += [f"held-out {unit} {number}" for number in range(len(names), count)]
+    document |= {"indices": list(indices), "samples": names, "plans": {}, "left_out": list(entries)}
     room = MOST_BYTES - len(_text(document).encode())
     for fingerprint, entry in entries.items():
         size = len(_text({fingerprint: entry}).encode())
@@ -270,30 +258,20 @@ def collect_outputs(
     return document
 
 
-def sample_names(outputs: Mapping[str, Any]) -> list[str]:
-    """What the held-out samples of ``outputs.json`` are called: by their indices in the user's data, where known."""
-    unit, first = outputs["unit"], "sequence from " if outputs["unit"] == "sequence" else ""
-    names = [f"{first}sample {index}" for index in outputs["indices"]]
-    return names + [f"held-out {unit} {number}" for number in range(len(names), outputs["count"])]
-
-
 def collect_check(
     data: Path,
     error: OutputError,
     which: Literal["search", "held_out"],
-    *,
-    plan: str,
-    metric: str,
-    source: str,
-    engine: str,
-    provider: Literal["cpu", "cuda"] | None = None,
+    report: Mapping[str, str | None],
     ignored: Sequence[str] = (),
     rollout: Rollout | None = None,
-    selected: Sequence[DependentOutput] = (),
+    selected: Dependent = (),
 ) -> dict[str, np.ndarray] | None:
     """The arrays of ``check.npz``: the first few samples of a set, with the error of one plan on them.
 
-    None where the samples are gone or too large, or no output can be compared value by value.
+    ``report`` goes into the header as it is: ``plan``, ``metric``, ``source`` ("measured" or "emulated"), ``engine``,
+    and ``provider`` ("cpu" or "cuda" where ONNX Runtime measured). None where the samples are gone or too large, or no
+    output can be compared value by value.
     """
     reference = data / f"{which}_reference.npz"
     steps, most = 1 if rollout is None else rollout.steps, min(MOST_SAMPLES, error.sample_count)
@@ -330,17 +308,14 @@ def collect_check(
         figures = {statistic: encode_float(sum(values) / len(values)) for statistic, values in checked.items()}
         return {"name": name, "figures": figures, "parts": places}
 
+    metric = str(report["metric"])
     is_own = metric in _PLAIN or (metric == WORST_PART and all(name in parts for name in names))
     header = {
         "format": FORMAT,
-        "plan": plan,
-        "metric": metric,
+        **report,
         "set": which.replace("_", "-"),
         "samples": count,
         "of": error.sample_count,
-        "source": source,  # "measured" or "emulated"
-        "engine": engine,
-        "provider": provider,  # of ONNX Runtime where it measured
         "figure": encode_float(counted.value(metric)) if is_own and counted.has(metric) else None,  # on these samples
         "reported": encode_float(overall.value(metric)) if overall.has(metric) else None,  # on the whole set
         "unchecked": [name for name in compared if name not in names],
@@ -352,8 +327,6 @@ def collect_check(
         "selections": [rows.form(references[0], parts) for rows in row_sets if {*rows.names} <= {*names}],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
-    for number, feed in enumerate(inputs):
-        arrays |= {f"input_{number}_{k}": feed[name] for k, name in enumerate(inputs[0])}
-    for number, outputs in enumerate(references):
-        arrays |= {f"reference_{number}_{k}": outputs[name] for k, name in enumerate(names)}
+    arrays |= {f"input_{n}_{k}": feed[name] for n, feed in enumerate(inputs) for k, name in enumerate(inputs[0])}
+    arrays |= {f"reference_{n}_{k}": each[name] for n, each in enumerate(references) for k, name in enumerate(names)}
     return arrays

@@ -12,16 +12,14 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from mptune.data.arrays import Inputs
 from mptune.errors import SettingsError
 from mptune.finding import Finding, Where
 from mptune.settings import ShapeRange
-
-if TYPE_CHECKING:
-    from mptune.graph.loading.tensors import TensorInfo
 
 Feed = Mapping[str, np.ndarray]  # one sample: every input of the model by name
 Run = Callable[[Feed], Mapping[str, np.ndarray]]  # one run of the model: inputs to outputs
@@ -141,9 +139,7 @@ def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tupl
     return tuple(findings)
 
 
-def size_findings(
-    samples: Sequence[Feed], inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange] = ()
-) -> tuple[Finding, ...]:
+def size_findings(samples: Sequence[Feed], inputs: Inputs, shapes: Sequence[ShapeRange] = ()) -> tuple[Finding, ...]:
     """Whether all samples have one size, though inputs have dynamic axes beside the batch.
 
     ``shapes`` are those that an engine is built for: an input of which they allow one is never fed another.
@@ -190,16 +186,16 @@ class Rollout:
                 hint = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the length of a sequence"
                 raise SettingsError(f"is {steps}, and nothing is fed back", hint, setting="steps")
             return None
+        named = {f"{output}:{name}": (output, name) for output in outputs for name in inputs}
         pairs: dict[str, str] = {}
         for text in texts:
-            splits = [(text[:k], text[k + 1 :]) for k, letter in enumerate(text) if letter == ":"]
-            pair = next(((output, name) for output, name in splits if output in outputs and name in inputs), None)
-            if pair is None:
+            if text not in named:
                 hint = f"its outputs are {', '.join(map(repr, outputs))}; its inputs {', '.join(map(repr, inputs))}"
                 raise SettingsError(f"{text}: the model has no such OUTPUT:INPUT", hint, setting="feedback")
-            if pair[1] in pairs:
-                raise SettingsError(f"feeds input {pair[1]!r} twice", "give each input once", setting="feedback")
-            pairs[pair[1]] = pair[0]
+            output, name = named[text]
+            if name in pairs:
+                raise SettingsError(f"feeds input {name!r} twice", "give each input once", setting="feedback")
+            pairs[name] = output
         wanted = samples if steps is None else steps
         if not 2 <= wanted <= samples:
             hint = f"give 2 to {samples}: one step feeds nothing back"

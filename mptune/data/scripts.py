@@ -105,10 +105,9 @@ def resolve_metric(
         return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
     if ":" not in spec and not spec.endswith(".py"):
         raise table.unknown_metric(spec, table.METRICS)
-    undirected = table.undirected(spec)
-    file, _, name = undirected.rpartition(":")
-    path = Path(file)
-    if path.suffix != ".py" or not name.isidentifier():
+    undirected, path = table.undirected(spec), table.script_of(spec)
+    name = undirected.rpartition(":")[2]
+    if path is None or not name.isidentifier():
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     if not path.is_file():
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file")

@@ -17,7 +17,7 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.metrics.table import CALLABLE, Metric, sample_functions
 from mptune.data.metrics.whole_set import set_values
-from mptune.data.run_outputs import save_sketches, sketch_outputs
+from mptune.data.run_outputs import sketch_outputs, write_outputs
 from mptune.data.samples import Rollout
 from mptune.data.scripts import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, SampleSet
@@ -151,7 +151,7 @@ class Scoring:
             functions = {name: each for name, each in functions.items() if name == self.metric and is_law}
         path = parts_path(self.reference)
         key = (*file_identity(self.reference), *(file_identity(path) if path.is_file() else ()))
-        reference = state.cached(f"sums {self.reference}", key, lambda: Reference(references, load_parts(path)))
+        reference = state.cached(f"parts {self.reference}", key, lambda: Reference(references, load_parts(path)))
         start = 0 if self.part is None else self.part.start
         # The differences of one sample take as much memory as its outputs, those against the values as much again.
         sample_bytes = 2 * max(sum(array.nbytes for array in each.values()) for each in wanted)
@@ -163,7 +163,7 @@ class Scoring:
             return error
         if self.sketches is not None:
             sketches = sketch_outputs(outputs, wanted, error, self.metric, reference.parts, row_sets)
-            save_sketches(self.sketches, self.metric, len(outputs), sketches)
+            write_outputs(self.sketches, {"metric": self.metric, "samples": len(outputs), "outputs": sketches})
         return error.with_metrics(self._set_errors(state, metrics, outputs, labels))
 
     def _set_errors(

@@ -34,23 +34,15 @@ _MOST_VALUES = 256  # of a walk
 
 @dataclass(frozen=True)
 class DependentOutput:
-    """An output of the model whose shape depends on floating-point values, or whose rows a TopK selects.
-
-    Attributes:
-        axis: the axis whose size depends on them; None where the model does not tell.
-        nodes: names of the nodes that decide, in topological order.
-        index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
-            that NonMaxSuppression returns beside batch and class.
-        is_indices: it is what NonZero returns, where the first axis holds the coordinates of one position.
-        is_selection: its shape is fixed, and values decide which rows it has, and their order: a TopK.
-    """
+    """An output of the model whose shape depends on floating-point values, or whose rows a TopK selects."""
 
     name: str
-    axis: int | None
-    nodes: tuple[str, ...]
+    axis: int | None  # whose size depends on them; None where the model does not tell
+    nodes: tuple[str, ...]  # names of the nodes that decide, in topological order
+    # Columns of positions in another value, which need not agree where rows do: the box index of NonMaxSuppression.
     index_columns: tuple[int, ...] = ()
-    is_indices: bool = False
-    is_selection: bool = False
+    is_indices: bool = False  # what NonZero returns, where the first axis holds the coordinates of one position
+    is_selection: bool = False  # its shape is fixed, and values decide which rows it has, and their order: a TopK
 
 
 @once
@@ -60,21 +52,16 @@ def facts_of(model: Model) -> Facts:
 
 
 class Facts:
-    """See above. Identity, Dropout and Casts between FP32, FP16 and BF16 are looked through: they are aliases.
-
-    Attributes:
-        static: constants, and what is computed from them alone.
-        input_sizes: names of sizes that inputs have.
-        alias_nodes: the aliases of values that are not static, by index.
-    """
+    """See above. Identity, Dropout and Casts between FP32, FP16 and BF16 are looked through: they are aliases."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = frozenset(name for name, constant in model.initializers.items() if not constant.overridable)
-        self.static = self._computed_from(self.constants)
-        self.alias_nodes: dict[int, Node] = {}
+        self.static = self._computed_from(self.constants)  # these among them
+        self.alias_nodes: dict[int, Node] = {}  # of values that are not static, by index
         self._root: dict[str, str] = {}
         self._outputs = frozenset(output.name for output in model.outputs)
+        # Names of sizes that inputs have.
         self.input_sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
         for node in model.nodes:
             if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
@@ -431,6 +418,12 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     is_foreign = schema is None and not node.is_standard
     is_shape = bool(float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes
     is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction") not in (None, b"none")
+    held = [
+        model.initializers[name]
+        for name in node.inputs[1:]
+        if op_type == "BatchNormalization" and name in model.initializers
+    ]
+    is_beyond = any(np.abs(constant.numpy()).max(initial=0) > Precision.FP16.largest for constant in held)
     reasons = (
         # What its place in the model, or its domain, rules out.
         (is_foreign, f"operator of the domain {node.domain!r}: its types are not known to ONNX"),
@@ -442,6 +435,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
         (not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs), row.fp32),
         (is_scattered_sum, "reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16"),
         (is_quantised(node), "scales must stay FP32: small scales vanish in FP16"),
+        (is_beyond, "its constants are beyond FP16's range: in it, the norm would be another one"),
         (source == "string", "parses text; done once in FP32, then cast"),
     )
     fixed = next((why for holds, why in reasons if holds and why), None)

@@ -13,26 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Model, Node, with_nodes
+from mptune.graph.loading.model import Model, Node, new_node, with_nodes
 from mptune.graph.loading.reading import without_weights
 from mptune.graph.loading.tensors import declaration
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.value_types import new_suffix, value_types
 
-_WORTHWHILE = 100
-"""At least this many nodes, without Constants, are worth a session of their own that folds them."""
+_WORTHWHILE = 100  # at least this many nodes, without Constants, are worth a session of their own that folds them
 _LARGEST_CONSTANT = 1 << 14
 """Constants of more bytes are weights: an input takes their place where ONNX Runtime folds a model."""
-_MOST_BYTES = 1 << 22
-"""Larger results are not held: every trial's model would have them."""
-
-FoldedValues = Mapping[str, onnx.TensorProto]
-"""Results of shape arithmetic that ONNX Runtime has folded, by name."""
+_MOST_BYTES = 1 << 22  # larger results are not held: every trial's model would have them
+FoldedValues = Mapping[str, onnx.TensorProto]  # results of shape arithmetic that ONNX Runtime has folded, by name
 
 
 def is_worthwhile(model: Model) -> bool:
@@ -73,8 +68,7 @@ def folded_model(grouped: GroupedModel, values: FoldedValues, wanted: Collection
         names = read.intersection(node.outputs) if node.index in fixed else set[str]()
         if names and names <= values.keys() - outputs:
             for name in sorted(names):
-                proto = onnx.helper.make_node("Constant", [], [name], name=name + suffix, value=values[name])
-                nodes.append(Node(-1, proto.name, proto.op_type, "", (), (name,), (), proto))
+                nodes.append(new_node("Constant", (), name, name + suffix, value=values[name]))
         elif names or node.index not in fixed:
             nodes.append(node)
             read.update(name for name in (*node.inputs, *node.captures) if name)

@@ -33,12 +33,8 @@ FOLDED = "computed from constants alone: folded before the model runs, so FP16 s
 CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 _KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
 
-APART = "apart"
-"""Ends the ids of groups of nodes that are set apart."""
-
-GROUPS_PER_BUDGET = 2.0
-"""``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
-
+APART = "apart"  # ends the ids of groups of nodes that are set apart
+GROUPS_PER_BUDGET = 2.0  # ``auto`` takes ``op`` where that makes at most this many free groups per evaluation
 MOST_GROUPS = 500
 """``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before a search,
 and time in each proposal of the sampler. A small budget does not call for blocks: one-group errors are known."""
@@ -74,13 +70,11 @@ class LayerGroup:
 class GroupedModel:
     """A model and its layer groups, which always go together.
 
-    ``written_from`` is the model whose nodes were written out as steps in this one; its constants are rescaled. ``io``
-    is the precision of FP32 inputs and outputs in mixed models (``mptune.graph.interface``).
+    ``io`` is the precision of FP32 inputs and outputs in mixed models (``mptune.graph.interface``).
     """
 
     model: Model
     groups: tuple[LayerGroup, ...]
-    written_from: GroupedModel | None = None
     io: str = Precision.FP32
 
     @cached_property
@@ -372,8 +366,7 @@ class _Partition:
 
 # -- structure that repeats ---------------------------------------------------------------------------------------
 
-_SMALL_BYTES = 512
-"""Integer constants up to this size are part of the structure: axes, shapes, indices."""
+_SMALL_BYTES = 512  # integer constants up to this size are part of the structure: axes, shapes, indices
 
 
 def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
@@ -405,8 +398,7 @@ _NUMBERED = re.compile(r"(^|[._-])\d+$")
 
 _METADATA_KEY = "pkg.torch.onnx.name_scopes"
 
-_MAX_UNNUMBERED = 12
-"""A scope without a number that holds more groups than this is a network, not a block."""
+_MAX_UNNUMBERED = 12  # a scope without a number that holds more groups than this is a network, not a block
 
 
 def _group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:

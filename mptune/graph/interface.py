@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Node, once, with_nodes
+from mptune.graph.loading.model import Node, new_node, once, with_nodes
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import new_suffix
 
@@ -46,8 +45,7 @@ def with_reduced_interface(grouped: GroupedModel) -> GroupedModel:
     inside, interface = new_suffix(model, "inside"), new_suffix(model, "interface")
 
     def cast(source: str, result: str, precision: Precision) -> Node:
-        proto = onnx.helper.make_node("Cast", [source], [result], result + interface, to=precision.onnx_type)
-        return Node(-1, proto.name, "Cast", "", (source,), (result,), (), proto)
+        return new_node("Cast", (source,), result, result + interface, to=precision.onnx_type)
 
     def renamed(names_of: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name + inside if name in names else name for name in names_of)

@@ -20,27 +20,16 @@ from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One row of the table.
+    """One row of the table; inputs by position."""
 
-    Attributes:
-        kind: of operator. Those of ``ANCHORS`` start a layer group of this kind at fusion granularity.
-        traits: words that the sets below collect; each says what its trait means.
-        sizes: inputs whose values are sizes, positions, factors or counts of a shape, by position.
-        indices: inputs whose values say which elements are read or written.
-        shaped_like: the inputs whose shapes decide on the shapes of the results; None for all.
-        fp32: why the node stays FP32 though its schema admits FP16; "" where it need not.
-        fp32_inputs: the inputs that do; empty means the whole node does.
-        fp32_with: the optional inputs with which the whole node does; empty means with any.
-    """
-
-    kind: str = "other"
-    traits: str = ""
-    sizes: AbstractSet[int] = frozenset()
-    indices: AbstractSet[int] = frozenset()
-    shaped_like: tuple[int, ...] | None = None
-    fp32: str = ""
-    fp32_inputs: AbstractSet[int] = frozenset()
-    fp32_with: AbstractSet[int] = frozenset()
+    kind: str = "other"  # those of ``ANCHORS`` start a layer group of this kind at fusion granularity
+    traits: str = ""  # words that the sets below collect; each says what its trait means
+    sizes: AbstractSet[int] = frozenset()  # inputs whose values are sizes, positions, factors or counts of a shape
+    indices: AbstractSet[int] = frozenset()  # inputs whose values say which elements are read or written
+    shaped_like: tuple[int, ...] | None = None  # inputs whose shapes decide on the shapes of the results; None for all
+    fp32: str = ""  # why the node stays FP32 though its schema admits FP16; "" where it need not
+    fp32_inputs: AbstractSet[int] = frozenset()  # the inputs that do; empty means the whole node does
+    fp32_with: AbstractSet[int] = frozenset()  # optional inputs with which the whole node does; empty means with any
 
 
 _TABLE: dict[str, Operator] = {}
@@ -211,15 +200,12 @@ FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for pr
 class OperatorSchema:
     """The part of an operator's schema that typing needs.
 
-    Attributes:
-        inputs: formal type per position: a type parameter such as ``T``, or a type such as ``tensor(int64)``; the last
-            one may be there any number of times.
-        types: type parameter -> the types that it admits.
+    Formal types are parameters such as ``T``, or types such as ``tensor(int64)``; the last may be there repeatedly.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    types: Mapping[str, frozenset[str]]
+    types: Mapping[str, frozenset[str]]  # type parameter -> the types that it admits
 
     @classmethod
     def read(cls, schema: Any, type_attribute: str = "type_str") -> OperatorSchema:
@@ -228,11 +214,11 @@ class OperatorSchema:
         return cls(inputs, outputs, {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints})
 
     def input_type(self, position: int) -> str:
-        """Formal type of the input at a position."""
+        """Formal type of an input."""
         return self.inputs[min(position, len(self.inputs) - 1)]
 
     def output_type(self, position: int) -> str:
-        """Formal type of the output at a position."""
+        """Formal type of an output."""
         return self.outputs[min(position, len(self.outputs) - 1)]
 
     def admitted(self, type_parameter: str) -> frozenset[Precision]:
@@ -245,23 +231,15 @@ class OperatorSchema:
 
 @dataclass(frozen=True)
 class NodeRule:
-    """What a reduced precision would change about one node (``mptune.graph.facts.node_rules``).
+    """What a reduced precision would change about one node (``mptune.graph.facts.node_rules``)."""
 
-    Attributes:
-        precisions: the reduced precisions that it can run in; none where it has no precision of its own. FP16 is among
-            them if any is: an operator that has BF16 and no FP16 stays FP32.
-        reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
-        attribute: name of the attribute that states the output's type (``to`` of Cast); None where the
-            inputs' types determine it.
-        fixed: why the node has no precision of its own; None where it has one, or nothing of FP32 type.
-    """
-
+    # The reduced precisions that it can run in. FP16 is among them if any is: what has BF16 and no FP16 stays FP32.
     precisions: frozenset[Precision] = frozenset()
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()  # positions of those that change their type with it
     outputs: tuple[int, ...] = ()
-    reads_any: tuple[int, ...] = ()
-    attribute: str | None = None
-    fixed: str | None = None
+    reads_any: tuple[int, ...] = ()  # positions of FP32 inputs that take any type as it comes, without a Cast
+    attribute: str | None = None  # states the output's type (``to`` of Cast); None where those of the inputs do
+    fixed: str | None = None  # why it has no precision of its own; None where it has one, or nothing of FP32 type
 
 
 # How the names of quantised operators begin, those of ONNX Runtime's own domain; and those that are named so and

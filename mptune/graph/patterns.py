@@ -17,31 +17,20 @@ from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.ops import ARITHMETIC, BOUNDS, GLUE, GUARDS, MEANS, VIEWS
 
-QUANTISED = "quantised"
-"""Kind of pattern and of group."""
-
-_MAX_STEPS = 64
-"""Most nodes that a walk passes."""
+QUANTISED = "quantised"  # kind of pattern and of group
+_MAX_STEPS = 64  # most nodes that a walk passes
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Nodes that share a precision whatever the plan.
-
-    Attributes:
-        anchor: index of the node that stands for it in the topological order.
-        nodes: their indices, ascending.
-        name: of a norm, what it is.
-        squares: of a decomposed norm, the value that holds the squares (or their sum), which overflows first; else "".
-        entry: of a decomposed activation, the value that it is computed from; else "".
-    """
+    """Nodes that share a precision whatever the plan."""
 
     kind: str
-    anchor: int
-    nodes: tuple[int, ...]
-    name: str = ""
-    squares: str = ""
-    entry: str = ""
+    anchor: int  # index of the node that stands for it in the topological order
+    nodes: tuple[int, ...]  # their indices, ascending
+    name: str = ""  # of a norm, what it is
+    squares: str = ""  # of a decomposed norm, the value that holds the squares (or their sum), which overflows first
+    entry: str = ""  # of a decomposed activation, the value that it is computed from
 
 
 @once
@@ -67,7 +56,7 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
     cores = (find(facts, node) for find in (_norm, _attention) for node in model.nodes)
     for pattern in (*_quantised_parts(facts), *cores):
         claim(pattern)
-    activations = {a.entry: a for node in model.nodes if (a := claim(_activation(facts, node))) is not None}
+    activations = {a.entry: a for node in model.nodes if (a := claim(activation(facts, node))) is not None}
     for node in model.nodes:
         layer = None if node.index in pattern_of else _layer(facts, node, pattern_of, activations)
         for index in () if layer is None else layer.nodes:  # an activation among them
@@ -102,9 +91,7 @@ def between(facts: Facts, start: str, end: str, operators: AbstractSet[str]) -> 
 _WITHOUT_AFFINE = frozenset({"InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 """Operators that exporters use for norms whose scale and shift follow as nodes of their own."""
 
-_PASSED = GUARDS | VIEWS | MEANS | {"Div", "Mul"}
-"""What stands between a root and the squares under it."""
-
+_PASSED = GUARDS | VIEWS | MEANS | {"Div", "Mul"}  # what stands between a root and the squares under it
 _STATISTICS = ARITHMETIC | GUARDS | VIEWS | MEANS | {"Pow", "ReduceSumSquare", "Sqrt", "ReduceL2"}
 """What computes the root of a variance, or of a mean of squares."""
 
@@ -199,7 +186,7 @@ _CORES = frozenset({"Erf", "Tanh", "Sigmoid", "HardSigmoid", "Clip"})
 """The nonlinearities of GELU, its forms by tanh and sigmoid, SiLU, Mish and hard swish."""
 
 
-def _activation(facts: Facts, core: Node) -> Pattern | None:
+def activation(facts: Facts, core: Node) -> Pattern | None:
     """The activation whose nonlinearity is ``core``: what it is computed from, times a function of that alone."""
     if core.op_type not in _CORES or len(facts.varying(core)) != 1:
         return None
@@ -230,8 +217,7 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
 
 # -- layers: a convolution or product with its bias, batch norm and activation ------------------------------------
 
-_MAX_PER_CHANNEL = 4
-"""The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
+_MAX_PER_CHANNEL = 4  # the most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted
 
 
 def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapping[str, Pattern]) -> Pattern | None:

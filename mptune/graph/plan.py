@@ -101,8 +101,7 @@ class Precision(str, TextForm):
 PRECISIONS: list[Precision] = []
 """The table: FP32 first, then the reduced precisions in the order in which they are preferred."""
 
-REDUCED: list[Precision] = []
-"""The rows but FP32: the precisions that a plan may lower a group to."""
+REDUCED: list[Precision] = []  # the rows but FP32: the precisions that a plan may lower a group to
 
 
 def add_precision(*row: Any) -> Precision:

@@ -7,58 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 
 from mptune.errors import PlanError
-from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
+from mptune.graph.facts import attribute, casts_integers, facts_of, node_rules
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, given, once
-from mptune.graph.loading.tensors import Initializer, all_graphs, rounded
+from mptune.graph.loading.tensors import all_graphs, rounded
 from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
 @dataclass(frozen=True)
 class OwnCasts:
-    """The model's own Casts, merged once for all plans: which values are one and the same.
+    """The model's own Casts, merged once for all plans: which values are one and the same."""
 
-    Attributes:
-        casts: index of a Cast from FP32 or to FP32 -> what it casts to, in topological order; the other type is FP32,
-            FP16 or BF16.
-        same: FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
-        reduced: (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
-        forms: (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that
-            computes or needs the value so gives it this name, and the Cast goes.
-        sources: result of a Cast -> the integers or the reduced value that every other form of it is cast from.
-    """
-
+    # Index of a Cast between FP32 and FP32, FP16 or BF16, either way -> what it casts to, in topological order.
     casts: dict[int, Precision] = field(default_factory=dict)
+    # FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
     same: dict[str, str] = field(default_factory=dict)
+    # (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
     reduced: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    # (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that computes or
+    # needs the value so gives it this name, and the Cast goes.
     forms: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    # Result of a Cast -> the integers or the reduced value that every other form of it is cast from.
     sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a plan means for each node and value.
-
-    Attributes:
-        computed: value -> the precision that its node computes it in, where that is not FP32.
-        casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
-        constants: FP32 constant -> the precisions that it is needed in.
-        dropped: indices of the model's own Casts that the plan needs no more, or has among ``casts``.
-    """
+    """What a plan means for each node and value."""
 
     node_precisions: tuple[Precision, ...]
-    computed: Mapping[str, Precision]
-    casts: Mapping[str, AbstractSet[Precision]]
-    constants: Mapping[str, AbstractSet[Precision]]
-    dropped: frozenset[int] = frozenset()
+    computed: Mapping[str, Precision]  # value -> the precision that its node computes it in, where that is not FP32
+    casts: Mapping[str, AbstractSet[Precision]]  # value -> the others that it is needed in: one Cast each
+    constants: Mapping[str, AbstractSet[Precision]]  # FP32 constant -> the precisions that it is needed in
+    dropped: frozenset[int] = frozenset()  # the model's own Casts that are not needed any more, or among ``casts``
 
     def computed_in(self, value: str) -> Precision:
         """The precision that an FP32 value of the model is computed in."""
@@ -66,25 +54,21 @@ class Resolution:
 
 
 class ValueTypes:
-    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
-
-    Attributes:
-        group_of: each node's position among the groups, [nodes]; -1 for a node of none.
-        constants: those that are stored in each type that reads them.
-        named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        own: the model's own Casts.
-    """
+    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes."""
 
     def __init__(self, grouped: GroupedModel) -> None:
         self.model = model = grouped.model
         self.facts = facts_of(model)
         self.groups = grouped.groups
         self.rules: tuple[NodeRule, ...] = node_rules(model)
+        # Those that are stored in each type that reads them.
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
+        # What keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
         self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
         self.own = self._merged_casts()
         self._own_fp32 = {model.nodes[i].outputs[0] for i, to in self.own.casts.items() if to is Precision.FP32}
         position = {name: k for k, group in enumerate(self.groups) for name in group.nodes}
+        # Each node's position among the groups, [nodes]; -1 for a node of none.
         self.group_of = [position.get(node.name, -1) for node in model.nodes]
         # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
         self._reads: list[dict[tuple[str, bool, bool], None]] = []
@@ -93,8 +77,6 @@ class ValueTypes:
             floats = ((slot, name) for slot, name in slots if name and model.info(name).is_float32)
             self._reads.append({(name, slot in rule.inputs, slot in rule.reads_any): None for slot, name in floats})
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
-        self._rescaled: dict[Precision | None, dict[str, Initializer]] = {None: {}}
-        self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._unmoved = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
@@ -206,17 +188,6 @@ class ValueTypes:
         precisions = zip(self.model.nodes, self.group_of, self.resolve(plan).node_precisions, strict=True)
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 
-    def in_precision(self, name: str, precision: Precision | None) -> Initializer:
-        """The constant that is rounded to a precision; the model's own for None.
-
-        Scales and variances of a BatchNormalization that the precision does not hold have other values in it, so that
-        the norm computes the same.
-        """
-        if precision is not None and precision not in self._rescaled:
-            types = self if self._written_from is None else value_types(self._written_from)
-            self._rescaled[precision] = _rescaled_norms(types, precision)
-        return self._rescaled[precision].get(name, self.model.initializers[name])
-
     def convertible_constants(self) -> frozenset[str]:
         """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
 
@@ -230,43 +201,6 @@ class ValueTypes:
 def value_types(grouped: GroupedModel) -> ValueTypes:
     """The typing of a model, made once for its groups."""
     return ValueTypes(grouped)
-
-
-_LARGEST_SHIFT = 7  # most that ``s`` may be, as a power of two: its square is a variance
-
-
-def _rescaled_norms(types: ValueTypes, precision: Precision) -> dict[str, Initializer]:
-    """The scales and variances of norms beyond a precision -> constants in their place that it holds.
-
-    With ``variance' = s**2 - epsilon`` and ``scale' = s * scale / sqrt(variance + epsilon)``, ``s`` a power of two for
-    each channel, a BatchNormalization computes the same function.
-    """
-    model, rescaled = types.model, dict[str, Initializer]()
-
-    def beyond(values: np.ndarray) -> bool:
-        return bool(np.isfinite(values).all() and np.abs(values).max(initial=0.0) > precision.largest)
-
-    for node in model.nodes:
-        if node.op_type != "BatchNormalization" or not node.is_standard or types.group_of[node.index] < 0:
-            continue
-        pair = [model.initializers.get(node.inputs[slot]) for slot in (1, 4)]
-        own = [c for c in pair if c is not None and c.name in types.constants and c.name not in types.named]
-        if len(own) < 2 or any(len(model.consumers[constant.name]) > 1 for constant in own):  # another node reads it
-            continue
-        scale, variance = (constant.numpy() for constant in own)
-        epsilon = float_attribute(node, "epsilon", 1e-5)
-        total = variance.astype(np.float64) + epsilon
-        if not (beyond(scale) or beyond(variance)) or not (total > 0).all() or not 0 <= epsilon < 0.5:
-            continue
-        factors = scale / np.sqrt(total)
-        magnitudes = np.where(factors == 0, 1.0, np.abs(factors))
-        powers = 2.0 ** np.clip(np.floor(-np.log2(magnitudes)), 0, _LARGEST_SHIFT)
-        values = [array.astype(np.float32) for array in (factors * powers, powers**2 - epsilon)]
-        for constant, array in zip(own, () if any(map(beyond, values)) else values, strict=False):
-            # Under a name of its own, since a weight bank has the model's constant under its name.
-            tensor = onnx.numpy_helper.from_array(array, constant.name)
-            rescaled[constant.name] = replace(constant, name=f"{constant.name} (rescaled)", proto=tensor)
-    return rescaled
 
 
 def new_suffix(model: Model, kind: str) -> str:

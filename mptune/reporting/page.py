@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
 from mptune.data.metrics.accuracy import error_interval
-from mptune.data.run_outputs import sample_names
 from mptune.engines.environment import Environment
 from mptune.files import write_text
 from mptune.finding import FP16_CODES, Finding
@@ -163,8 +162,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         ]
         for e in shown
     }
-    outputs = content.outputs
-    outputs = {**outputs, "samples": sample_names(outputs)} if outputs and outputs["plans"] else None
+    outputs = content.outputs if content.outputs and content.outputs["plans"] else None
     document = {
         "target": front.target,
         "metric": front.metric,

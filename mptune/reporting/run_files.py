@@ -72,14 +72,16 @@ def write_run_files(
                 run.data,
                 chosen.held_out or chosen.error,
                 "search" if chosen.held_out is None else "held_out",
-                plan=chosen.plan.fingerprint,
-                metric=front.metric,
-                source=chosen.error_source,
-                engine=front.engine,
-                provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
-                ignored=chosen.ignored,
-                rollout=rollout,
-                selected=[output for output in facts_of(model).row_outputs if output.is_selection],
+                {
+                    "plan": chosen.plan.fingerprint,
+                    "metric": front.metric,
+                    "source": chosen.error_source,
+                    "engine": front.engine,
+                    "provider": ("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
+                },
+                chosen.ignored,
+                rollout,
+                [output for output in facts_of(model).row_outputs if output.is_selection],
             )
         bank = WeightBank.write(model, run.weights)
         recipe = BuildRecipe.for_run(file, run.data, model.inputs, facts_of(model).shape_inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mptune.data.archive import load_labels, save_labels, save_samples
+from mptune.data.archive import labels_beside, load_labels, save_samples
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.context import RunContext
@@ -87,7 +87,9 @@ def save_parts(context: RunContext, parts: Sequence[CalibrationSet], count: int)
     labels = () if path is None else load_labels(path, count)
     for place, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
         save_samples(place, part.samples)
-        save_labels(place, [labels[k] for k in part.indices] if labels else ())
+        labels_beside(place).unlink(missing_ok=True)  # of a search before
+        if labels:
+            save_samples(labels_beside(place), [labels[k] for k in part.indices])
 
 
 def open_record(

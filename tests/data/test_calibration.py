@@ -129,7 +129,7 @@ def test_what_does_not_fit(npz, inputs: list[TensorInfo], arrays, match: str, hi
 def test_files_that_are_no_data_and_arrays_without_a_name(npz, tmp_path: Path) -> None:
     refused(tmp_path / "none", IMAGE, match="no such file", hint=".npz")
     (tmp_path / "x.csv").write_text("1,2")
-    refused(tmp_path / "x.csv", IMAGE, match=r"x\.csv is no calibration data", hint=".npz, .npy, a folder")
+    refused(tmp_path / "x.csv", IMAGE, match=r"x\.csv is no calibration data", hint=".npz, .npy, folders")
     refused(npz(image=images(6)), IMAGE, batch=4, match="6 rows, and a sample takes 4", hint="--batch 1, 2, 3, 6")
     data = load(npz(arr_0=images(2)), IMAGE)
     assert data.warnings == ("calib.npz: array 'arr_0' is used as the model's only input 'image'",)

@@ -20,7 +20,7 @@ from mptune.data import run_outputs
 from mptune.data.metrics.accuracy import Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.run_outputs import MOST_BYTES, collect_outputs, sample_names, save_sketches, write_outputs
+from mptune.data.run_outputs import MOST_BYTES, collect_outputs, write_outputs
 from mptune.graph.facts import DependentOutput
 
 Sample = Mapping[str, np.ndarray]
@@ -140,12 +140,17 @@ def test_any_values_give_a_sketch_that_comes_back(values: np.ndarray, seed: int)
         assert part["reference"]["range"][0] < part["reference"]["range"][1]
 
 
+def saved(path: Path, metric: str, outputs: dict[str, Any]) -> None:
+    """As a job leaves the sketches of a plan."""
+    write_outputs(path, {"metric": metric, "samples": 3, "outputs": outputs})
+
+
 def test_the_file_of_a_run_keeps_to_its_limit_the_chosen_plan_first(tmp_path: Path) -> None:
     wanted = [{f"{'long ' * 100}{k}": normal(1, 1, 64, 64, seed=k) for k in range(6)}]
     found = sketch([{name: value * np.float32(1.01) for name, value in wanted[0].items()}], wanted)
     plans = [f"{k:012x}" for k in range(60)]
     for plan in plans:
-        save_sketches(tmp_path / "outputs" / f"{plan}.json", "worst_part", 3, found)
+        saved(tmp_path / "outputs" / f"{plan}.json", "worst_part", found)
     outputs = collect_outputs([(plan, "emulated") for plan in plans], tmp_path / "outputs", "worst_part")
     assert (len(outputs["plans"]) + len(outputs["left_out"]), outputs["count"]) == (60, 3)
     write_outputs(tmp_path / "outputs.json", outputs)
@@ -159,15 +164,22 @@ def test_the_file_of_a_run_keeps_to_its_limit_the_chosen_plan_first(tmp_path: Pa
 
 def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path: Path) -> None:
     found = sketch([{"y": normal(1, 5)}], [{"y": normal(1, 5, seed=1)}])
-    save_sketches(tmp_path / "good.json", "worst_part", 3, found)
-    save_sketches(tmp_path / "other.json", "max_abs", 3, found)
+    saved(tmp_path / "good.json", "worst_part", found)
+    saved(tmp_path / "other.json", "max_abs", found)
     (tmp_path / "torn.json").write_text((tmp_path / "good.json").read_text()[:100])
     (tmp_path / "list.json").write_text("[]")
     plans = [(name, "measured") for name in ("torn", "other", "list", "absent", "good", "good")]
     assert list(collect_outputs(plans, tmp_path, "worst_part")["plans"]) == ["good"]  # type: ignore[arg-type]
 
 
-def test_samples_are_called_as_the_user_knows_them() -> None:
-    assert sample_names({"unit": "sample", "count": 3, "indices": [4, 9, 11]})[1] == "sample 9"
-    assert sample_names({"unit": "sequence", "count": 2, "indices": [0, 8]})[1] == "sequence from sample 8"
-    assert sample_names({"unit": "sample", "count": 3, "indices": []})[1] == "held-out sample 1"
+@pytest.mark.parametrize(
+    ("unit", "indices", "names"),
+    [
+        ("sample", [4, 9, 11], ["sample 4", "sample 9", "sample 11"]),
+        ("sequence", [0, 8, 16], ["sequence from sample 0", "sequence from sample 8", "sequence from sample 16"]),
+        ("sample", [], ["held-out sample 0", "held-out sample 1", "held-out sample 2"]),
+    ],
+)
+def test_samples_are_called_as_the_user_knows_them(unit: Any, indices: list[int], names: list[str], tmp_path) -> None:
+    saved(tmp_path / "good.json", "worst_part", sketch([{"y": normal(1, 5)}], [{"y": normal(1, 5, seed=1)}]))
+    assert collect_outputs([("good", "measured")], tmp_path, "worst_part", indices, unit)["samples"] == names

@@ -31,7 +31,7 @@ from tests.graph import models
 from tests.graph.exported.stripped import load_filled
 from tests.graph.helpers import plans, run
 from tests.graph.models import constant, node, save, text, weight
-from tests.graph.test_rescaled import CHANNELS, batch_norm
+from tests.graph.test_large_norms import CHANNELS, batch_norm
 from tests.networks.networks import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -468,7 +468,7 @@ def test_where_none_makes_a_tenth_none_is_named(tmp_path: Path) -> None:
     assert finding.evidence["together"] == pytest.approx(finding.evidence["error"], rel=0.01)
 
 
-def test_constants_that_are_rescaled_to_fit_fp16_make_no_difference(tmp_path: Path) -> None:
+def test_a_norm_that_fp16_cannot_hold_makes_no_difference(tmp_path: Path) -> None:
     left = save(batch_norm(5e5), tmp_path)
     right = mptune.apply(left, None, tmp_path / "half.onnx")
     data = {"x": np.random.default_rng(0).standard_normal((8, CHANNELS, 8)).astype(np.float32)}

@@ -31,6 +31,7 @@ from tests.reporting.infer_support import infer_module
 Sample = dict[str, np.ndarray]
 Infer = dict[str, Any]
 CPU = ["CPUExecutionProvider"]
+REPORT = {"plan": "abc", "metric": "worst_part", "source": "measured", "engine": "onnxruntime", "provider": None}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def collect(
     save_samples(folder / "held_out_reference.npz", wanted)
     save_parts(parts_path(folder / "held_out_reference.npz"), find_parts(wanted))
     error = compare_outputs(got, Reference(wanted), None, options.pop("row_sets", ()))
-    settings = {"plan": "abc", "metric": "worst_part", "source": "measured", "engine": "onnxruntime", **options}
-    return collect_check(folder, error, "held_out", **settings)
+    report = {**REPORT, **{name: options.pop(name) for name in REPORT.keys() & options.keys()}}
+    return collect_check(folder, error, "held_out", report, **options)
 
 
 def collected(folder: Path, *samples: list[Sample], **options: Any) -> Sample:
@@ -122,8 +123,7 @@ def test_few_samples_are_kept_and_the_same_bytes_each_time(tmp_path: Path) -> No
     assert header_of(check)["samples"] == 2, "large ones are fewer"
     assert collect(tmp_path, [{"x": np.zeros((65 << 20,), np.uint8)}], wanted[:1], wanted[:1]) is None
     (tmp_path / "held_out.npz").write_bytes(b"torn")
-    settings = {"plan": "abc", "metric": "relative_l2", "source": "measured", "engine": "onnxruntime"}
-    assert collect_check(tmp_path, error, "held_out", **settings) is None  # type: ignore[arg-type]
+    assert collect_check(tmp_path, error, "held_out", {**REPORT, "metric": "relative_l2"}) is None
 
 
 def test_ignored_outputs_and_rows_are_not_in_the_figure(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ FOREIGN = "foreign_rows"  # share of rows without a partner in outputs that are 
 MANY_FOREIGN = 0.05  # a larger share of what TopK selects is warned of
 UNMATCHED = "unmatched_rows"  # rows without a partner in an output that is compared as a set of rows
 MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
-# Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
-RELATIVE_FLOOR = 2.0**-14
+RELATIVE_FLOOR = 2.0**-14  # smallest denominator of ``max_rel``: FP16 has no relative precision below
 LEAST_ERROR = 1e-12  # smaller errors count as this one, so that their logarithm exists
 _SUMMED = tuple(name for name, metric in METRICS.items() if metric.is_summed)
 
@@ -65,9 +63,9 @@ class OutputError(JsonForm):
 
     def by_sample(self, metric: str) -> list[tuple[float, ...]]:
         """The value on each sample, of every output or part that the metric is the worst of."""
+        every = [each for by_name in self.per_output.values() for each in by_name.items()]
         if not self.has(metric):
-            raise unknown_metric(metric, sorted({name for by_name in self.per_output.values() for name in by_name}))
-        every = (each for by_name in self.per_output.values() for each in by_name.items())
+            raise unknown_metric(metric, sorted({name for name, _ in every}))
         return [values for name, values in every if belongs_to(name, metric)]
 
     def has(self, metric: str) -> bool:
@@ -171,8 +169,8 @@ def _worst(values: Sequence[float], metric: str) -> float:
 
 
 def is_compared_by_ratio(metric: str) -> bool:
-    """Whether errors of this metric are compared by their ratio, not their difference."""
-    return metric in METRICS and METRICS[metric].is_ratio
+    """Whether two errors are compared by their ratio: they are never negative, and spread as they grow."""
+    return metric in METRICS and METRICS[metric].kind != "set" and not METRICS[metric].larger_is_better
 
 
 @functools.lru_cache(maxsize=1024)
@@ -197,34 +195,17 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
         return None
     without = every.sum(axis=1, keepdims=True) - every  # totals of all samples but one
     values = (without if metric in _SUMMED else without / (samples - 1)).max(axis=0)
-    if not is_ratio and (values == values[0]).all():
-        return None
     if is_ratio:
         values = np.log(np.maximum(values, LEAST_ERROR))
+    elif (values == values[0]).all():
+        return None
     pseudo = (samples - 1) * (values.mean() - values)
     half = t_quantile(0.975, samples - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(samples)
     return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)
 
 
-class _Sums(NamedTuple):
-    """Of one output of one sample of the reference, in the shape (before, columns, behind)."""
-
-    squares: Floats  # sum of the squares of the finite values, shape (columns,)
-    counts: np.ndarray  # of finite values, shape (columns,)
-    finite: np.ndarray | None  # which values are, shape (before, columns, behind); None where all are
-
-    @classmethod
-    def of_array(cls, wanted: np.ndarray) -> _Sums:
-        finite = np.isfinite(wanted)
-        squares = np.zeros(wanted.shape[1])
-        for values, is_finite in chunks(wanted, finite):
-            wide = np.where(is_finite, values, 0).astype(np.float64)
-            squares += np.einsum("bca,bca->c", wide, wide)
-        return cls(squares, np.count_nonzero(finite, axis=(0, 2)), None if finite.all() else finite)
-
-
 class Reference:
-    """The reference of every sample, with its parts and the sums over it, which are computed once.
+    """The reference of every sample, with its parts.
 
     Without ``parts`` they are found from these samples, as if they were all that there are.
     """
@@ -232,7 +213,6 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int | None], _Sums] = {}  # by output and sample
 
 
 def compare_outputs(
@@ -269,11 +249,8 @@ def compare_outputs(
                 statistics = dict.fromkeys(STATISTICS, math.nan)
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
             else:
-                # Sums over the reference are kept unless rows of it do not count.
-                ours, theirs = (got[name], wanted[name]) if rows is None else (rows.output, rows.reference)
-                key = (name, number if rows is None else None)
-                arrays = np.asarray(ours), np.asarray(theirs)
-                statistics, columns = _of_array(*arrays, reference, *key, objective_only=objective_only)
+                arrays = map(np.asarray, (got[name], wanted[name]) if rows is None else (rows.output, rows.reference))
+                statistics, columns = _of_array(name, reference.parts.get(name), *arrays, objective_only=objective_only)
             by_output[name] = statistics if rows is None else {**statistics, FOREIGN: rows.foreign}, columns
         return by_output
 
@@ -300,87 +277,87 @@ def compare_outputs(
 
 
 def _of_array(
-    got: np.ndarray, wanted: np.ndarray, reference: Reference, name: str, number: int | None, *, objective_only: bool
+    name: str, parts: OutputParts | None, got: np.ndarray, wanted: np.ndarray, *, objective_only: bool
 ) -> tuple[dict[str, float], Floats | None]:
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
         raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
-    parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    sums = reference.sums.get((name, number)) or _Sums.of_array(theirs)
-    reference.sums |= {} if number is None else {(name, number): sums}
-    statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
+    statistics, (squares, wanted_squares, counts, largest) = _differences(ours, theirs, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None
     with np.errstate(all="ignore"):  # NaN and Inf are results here
         if has_columns and parts.is_split:
             starts = [columns.start for columns in parts.ranges]
-            scaled, count = (np.add.reduceat(each, starts) for each in (squares / parts.divisors**2, sums.counts))
+            scaled, count = (np.add.reduceat(each, starts) for each in (squares / parts.divisors**2, counts))
             errors = np.sqrt(scaled / np.maximum(count, 1))
             statistics.update(zip(map(part_statistic, parts.ranges), map(float, errors), strict=True))
         else:
-            statistics[WORST_PART] = math.sqrt(squares.sum() / max(sums.counts.sum(), 1)) / (parts.whole or 1.0)
+            statistics[WORST_PART] = math.sqrt(squares.sum() / max(counts.sum(), 1)) / (parts.whole or 1.0)
         if not has_columns or objective_only or len(squares) > MOST_COLUMNS:
             return statistics, None
-        normalised = np.sqrt(squares / np.maximum(sums.counts, 1)) / parts.divisors
-        relative = np.where(squares == 0, 0.0, np.sqrt(squares) / np.sqrt(sums.squares))
+        normalised = np.sqrt(squares / np.maximum(counts, 1)) / parts.divisors
+        relative = np.where(squares == 0, 0.0, np.sqrt(squares) / np.sqrt(wanted_squares))
     return statistics, np.array([normalised, relative, largest])
 
 
 def _of_rows(rows: AlignedRows, matched: int, *, objective_only: bool) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
-    got, wanted = (as_columns(side, None) for side in (rows.output, rows.reference))
-    statistics, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=objective_only)
-    unmatched = len(rows.output) - matched
+    sides, unmatched = (rows.output, rows.reference), len(rows.output) - matched
+    statistics, _ = _differences(*(as_columns(side, None) for side in sides), objective_only=objective_only)
     if not rows.reference.any() and math.isinf(statistics["relative_l2"]) and not statistics["non_finite"]:
         statistics["relative_l2"] = 1.0 if unmatched else math.inf
-    got, wanted = (as_columns(side[:matched], None) for side in (rows.output, rows.reference))
-    pairs, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=True)
+    pairs, _ = _differences(*(as_columns(side[:matched], None) for side in sides), objective_only=True)
     statistics |= {UNMATCHED: float(unmatched), MATCHED: pairs["relative_l2"]}
     return {**statistics, WORST_PART: statistics["relative_l2"]}
 
 
 def _differences(
-    got: np.ndarray, wanted: np.ndarray, sums: _Sums, *, objective_only: bool, is_wide: bool = False
-) -> tuple[dict[str, float], Floats, Floats]:
+    got: np.ndarray, wanted: np.ndarray, *, objective_only: bool, is_wide: bool = False
+) -> tuple[dict[str, float], Floats]:
     """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
 
-    The statistics of all elements; of each column the sum of the squared differences, and the largest absolute one, 0
-    where only the objective is computed.
+    The statistics of all elements; and of each column, shape (4, columns): the sum of the squared differences, the sum
+    of the squares of the reference, how many of its values are finite, and the largest absolute difference, 0 where
+    only the objective is computed.
     """
     is_wide = is_wide or any(array.dtype not in (np.float32, np.float16) for array in (got, wanted))
     width = np.float64 if is_wide else np.float32
-    squares, largest = np.zeros(wanted.shape[1]), np.zeros(wanted.shape[1])
-    every = np.empty(0 if objective_only else int(sums.counts.sum()), width)
-    max_rel, filled, finite = 0.0, 0, sums.finite
+    of_columns = np.zeros((4, wanted.shape[1]))
+    squares, wanted_squares, counts, largest = of_columns
+    every = np.empty(0 if objective_only else wanted.size, width)
+    max_rel, filled = 0.0, 0
     with np.errstate(all="ignore"):  # NaN and Inf are results here
-        for ours, theirs, is_finite in chunks(got, wanted, wanted if finite is None else finite):
+        for ours, theirs in chunks(got, wanted):
             expected = theirs.astype(width, copy=False)
-            apart = ours.astype(width, copy=False) - expected
-            if finite is not None:
-                apart[~is_finite] = 0.0
-            wide = apart.astype(np.float64, copy=False)
-            squares += np.einsum("bca,bca->c", wide, wide)
+            apart, finite = ours.astype(width, copy=False) - expected, np.isfinite(expected)
+            is_whole = bool(finite.all())
+            if not is_whole:
+                apart[~finite], expected = 0.0, np.where(finite, expected, width(0.0))
+            for total, values in ((squares, apart), (wanted_squares, expected)):
+                wide = values.astype(np.float64, copy=False)
+                total += np.einsum("bca,bca->c", wide, wide)
+            counts += finite.shape[0] * finite.shape[2] if is_whole else np.count_nonzero(finite, axis=(0, 2))
             if objective_only:
                 continue
             np.abs(apart, out=apart)
-            largest = np.maximum(largest, apart.max(axis=(0, 2)))
+            np.maximum(largest, apart.max(axis=(0, 2)), out=largest)
             relative = apart / np.maximum(np.abs(expected), width(RELATIVE_FLOOR))
-            if finite is not None:
-                apart, relative = apart[is_finite], relative[is_finite]
+            if not is_whole:
+                apart, relative = apart[finite], relative[finite]
             every[filled : filled + apart.size] = apart.reshape(-1)
             filled += apart.size
             max_rel = float(np.maximum(max_rel, relative.max(initial=0.0)))  # it keeps NaN, max() may not
-        total, wanted_total, non_finite = float(squares.sum()), float(sums.squares.sum()), 0
+        total, wanted_total, non_finite, every = squares.sum(), wanted_squares.sum(), 0, every[:filled]
         if not math.isfinite(total):
             if not is_wide:  # two large values may differ by more than float32 can hold
-                return _differences(got, wanted, sums, objective_only=objective_only, is_wide=True)
-            non_finite = int(np.count_nonzero(~np.isfinite(got if finite is None else got[finite])))
+                return _differences(got, wanted, objective_only=objective_only, is_wide=True)
+            non_finite = int(np.count_nonzero(np.isfinite(wanted) & ~np.isfinite(got)))
         if wanted_total:
             relative_l2 = math.sqrt(total) / math.sqrt(wanted_total)
         else:  # equal outputs have no error, others an infinite one
-            relative_l2 = total * math.inf if total else 0.0
+            relative_l2 = float(total) * math.inf if total else 0.0
         statistics = {"relative_l2": relative_l2}
         if not objective_only:
             # Of median and 99th percentile one place after another: NumPy takes five times as long for all at once.
@@ -397,4 +374,4 @@ def _differences(
                 "max_rel": max_rel,
                 "sqnr_db": -20 * math.log10(relative_l2) if relative_l2 else math.inf,
             }
-    return {**statistics, "non_finite": float(non_finite)}, squares, largest
+    return {**statistics, "non_finite": float(non_finite)}, of_columns

@@ -35,7 +35,6 @@ MOST_COLUMNS = 1024  # of an output whose columns' errors are stored one by one
 LEAST_SHARE = 0.01  # of the scale of all probabilities: no column of them is divided by less
 
 PARTS_JSON = "parts.json"  # in the run's data directory, beside the reference that the parts were found from
-HELD_OUT_PARTS_JSON = "held_out_parts.json"  # the search's parts, with scales that count the held-out samples in
 
 _STEP = math.sqrt(SCALES_DIFFER)  # ratio of neighbours' scales from which they are of two kinds: along height it glides
 _CONSTANT = 1e-6  # a standard deviation below this share of the root mean square is rounding of a constant
@@ -173,16 +172,15 @@ def _parts_along(arrays: Sequence[np.ndarray], axis: int | None) -> tuple[Output
         """The scale of several columns as if they were one."""
         n = count[members]
         apart = total[members] / np.maximum(n, 1) - total[members].sum() / max(n.sum(), 1)
-        return _scale(n.sum(), squares[members].sum(), (deviations[members] + n * apart**2).sum())
+        _, scale = _scales(n.sum(), squares[members].sum(), (deviations[members] + n * apart**2).sum())
+        return float(scale)
 
     whole = together(np.ones(columns, bool))
     if axis is None:
         return OutputParts(None, whole), False
-    scales = np.array([_scale(*column) for column in zip(count, squares, deviations, strict=True)])
+    spread, scales = _scales(count, squares, deviations)
     least = min(_LEAST_SCALE, _CONSTANT * scales.max(initial=0.0))
     scales[scales > 0] = np.maximum(scales[scales > 0], least)
-    spread = np.sqrt(deviations / np.maximum(count, 1))
-    spread[spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))] = 0.0
     # A class that is as good as never there has probabilities near 1e-7: half of that is wrong, and nothing for a user.
     is_probability = (low == 0) & (high <= 1)
     for figures in (spread, scales):
@@ -197,11 +195,12 @@ def _parts_along(arrays: Sequence[np.ndarray], axis: int | None) -> tuple[Output
     return OutputParts(axis, whole, tuple(map(float, scales)), is_split), bool(has_step)
 
 
-def _scale(count: float, squares: float, deviations: float) -> float:
-    """Standard deviation, else root mean square; 0 where there is nothing but zeros, or no finite value."""
-    deviation, rms = math.sqrt(deviations / max(count, 1)), math.sqrt(squares / max(count, 1))
-    scale = deviation if deviation > _CONSTANT * rms else rms
-    return scale if math.isfinite(scale) else 1.0
+def _scales(count: Floats, squares: Floats, deviations: Floats) -> tuple[Floats, Floats]:
+    """Standard deviations, 0 of constants; and scales, which are root mean squares of those, 0 of zeros."""
+    deviation, rms = np.sqrt(deviations / np.maximum(count, 1)), np.sqrt(squares / np.maximum(count, 1))
+    spread = np.where(deviation > _CONSTANT * rms, deviation, 0.0)
+    scales = np.where(spread > 0, spread, rms)
+    return spread, np.where(np.isfinite(scales), scales, 1.0)
 
 
 def as_columns(array: np.ndarray, axis: int | None) -> np.ndarray:
@@ -221,8 +220,8 @@ def chunks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
 
 
 def parts_path(reference: Path) -> Path:
-    """Where the parts of the outputs in a reference file are: beside it."""
-    return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
+    """Where the parts of the outputs in a reference file are: beside it; held-out samples count in scales of theirs."""
+    return reference.with_name(f"held_out_{PARTS_JSON}" if reference.name.startswith("held_out") else PARTS_JSON)
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:

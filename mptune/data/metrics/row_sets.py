@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from mptune.data.metrics.parts import Arrays, Floats, OutputParts
 if TYPE_CHECKING:
     from mptune.graph.facts import DependentOutput
 
+Dependent: TypeAlias = "Sequence[DependentOutput]"
 _MOST_COLUMNS = 256  # by which rows are told apart: masks and features have thousands, of which every so many is taken
 
 
@@ -137,15 +138,14 @@ class RowSet:
         a, b = paired_rows(mine, its, self.keys, self.floats, self.scale)
         lost, added = its[np.setdiff1d(np.arange(len(its)), b)], mine[np.setdiff1d(np.arange(len(mine)), a)]
         aligned, share = {}, (len(lost) + len(added)) / max(1, len(mine) + len(its))
+        scores = (np.ones((len(rows), 1)) if self.score is None else rows[:, [self.score]] for rows in (lost, added))
+        weights = [np.clip(np.nan_to_num(score, nan=1.0), 0.0, 1.0) for score in scores]
         for output, (start, end) in zip(self.outputs, itertools.pairwise(self.starts), strict=True):
             left, right, before, behind = (
                 rows[:, start:end] if output.is_number else np.ones((len(rows), 1)) for rows in (mine, its, lost, added)
             )
-            if self.score is not None and (start, end) != (self.score, self.score + 1):  # scores are their own weight
-                before, behind = (
-                    rows * np.clip(np.nan_to_num(whole[:, [self.score]], nan=1.0), 0.0, 1.0)
-                    for rows, whole in ((before, lost), (behind, added))
-                )
+            if self.score is None or (start, end) != (self.score, self.score + 1):  # scores are their own weight
+                before, behind = before * weights[0], behind * weights[1]
             together = np.concatenate([left[a], np.zeros_like(before), behind])
             expected = np.concatenate([right[b], before, np.zeros_like(behind)])
             aligned[output.name] = AlignedRows(together, expected, len(a), share)
@@ -249,12 +249,12 @@ def in_order_of(
     return {**got, **{name: np.where(hidden[name], wanted[name], rows.output) for name, rows in aligned.items()}}
 
 
-def row_axes(outputs: Sequence[DependentOutput]) -> dict[str, int]:
+def row_axes(outputs: Dependent) -> dict[str, int]:
     """Name -> axis of the rows, of what TopK selects."""
     return {output.name: output.axis for output in outputs if output.is_selection and output.axis is not None}
 
 
-def find_row_sets(dependent: Sequence[DependentOutput], reference: Sequence[Arrays]) -> tuple[RowSet, ...]:
+def find_row_sets(dependent: Dependent, reference: Sequence[Arrays]) -> tuple[RowSet, ...]:
     """The sets of rows among the outputs of a model, and what their columns are on the reference."""
     members: dict[tuple[bool, tuple[str, ...], object], list[RowOutput]] = {}
     for output in dependent:

@@ -7,6 +7,7 @@ program.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import traceback
@@ -35,27 +36,22 @@ class Metric:
     name: str
     # A statistic of every output (``mptune.data.metrics.accuracy``), of all outputs of a sample, or of all samples.
     kind: Literal["element", "sample", "set"]
-    # Or its name in ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
+    # Or its name in ``mptune.data.metrics.whole_set``: built-in ones take ``(outputs, references, inputs, labels)``.
     function: str | Callable[..., Any] = ""
     larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
     is_summed: bool = False  # over the samples; else the mean is taken
     is_set_with_labels: bool = False  # a sample metric that becomes a set metric where labels are given
     default_limit: float | None = None  # largest error of a plan that is chosen unasked; None in an output's own unit
 
-    @property
-    def is_ratio(self) -> bool:
-        """Whether two errors are compared by their ratio: they are never negative, and spread as they grow."""
-        return self.kind != "set" and not self.larger_is_better
-
     def load(self) -> Callable[..., Any]:
-        """The function."""
+        """The function; one that is built in knows as which metric it is called."""
         if not isinstance(self.function, str):
             return self.function
-        function: Callable[..., Any] = getattr(importlib.import_module("mptune.data.metrics.whole_set"), self.function)
-        return function
+        module = importlib.import_module("mptune.data.metrics.whole_set")
+        return functools.partial(getattr(module, self.function), metric=self.name)
 
 
-METRICS: Mapping[str, Metric] = {
+METRICS: Mapping[str, Metric] = {  # by name, in the order of the help
     metric.name: metric
     for metric in (
         # Worst over the parts: root mean square of y - y_ref over the part's standard deviation.
@@ -74,18 +70,15 @@ METRICS: Mapping[str, Metric] = {
         Metric("non_finite", "element", is_summed=True, default_limit=0.0),
         Metric("top1_disagreement", "sample", "top1_disagreement", default_limit=0.005),
         Metric("endpoint_error", "sample", "endpoint_error", is_set_with_labels=True),
-        Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True, default_limit=0.005),
-        Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True, default_limit=0.005),
+        Metric("top1_accuracy", "set", "top_accuracy", larger_is_better=True, default_limit=0.005),
+        Metric("top5_accuracy", "set", "top_accuracy", larger_is_better=True, default_limit=0.005),
         Metric("map", "set", "mean_average_precision", larger_is_better=True, default_limit=0.005),
-        Metric("map:cxcywh", "set", "map_of_centres", larger_is_better=True, default_limit=0.005),
-        Metric("map:xyxy", "set", "map_of_corners", larger_is_better=True, default_limit=0.005),
+        Metric("map:cxcywh", "set", "mean_average_precision", larger_is_better=True, default_limit=0.005),
+        Metric("map:xyxy", "set", "mean_average_precision", larger_is_better=True, default_limit=0.005),
         Metric("miou", "set", "mean_iou", larger_is_better=True, default_limit=0.005),
     )
 }
-"""By name, in the order of the help."""
-
-STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")
-"""Names of those that are taken of every output."""
+STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")  # taken of every output
 
 
 def own_value(metric: str) -> str:
@@ -117,10 +110,8 @@ def refuse_inside(metric: str, run: Path) -> None:
     script = script_of(metric)
     places = () if script is None else (script.absolute(), script.parent.resolve() / script.name, script.resolve())
     if any(place.is_relative_to(root) for place in places for root in (run.absolute(), run.resolve())):
-        raise RunError(
-            f"the metric's script {script} lies in the run directory {run}: such a script is never run",
-            "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function",
-        )
+        hint = "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function"
+        raise RunError(f"the metric's script {script} lies in the run directory {run}: it is never run", hint)
 
 
 def script_sha256(metric: str) -> str | None:
@@ -131,8 +122,7 @@ def script_sha256(metric: str) -> str | None:
 
 def callable_name(function: TaskMetric) -> str:
     """The name of a metric that is given as a function: ``callable:`` and the function's own name."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return CALLABLE + ("lambda" if name == "<lambda>" else name)
+    return CALLABLE + getattr(function, "__name__", type(function).__name__).strip("<>")  # <lambda>
 
 
 def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,14 +77,10 @@ def top_accuracy(
     return min(shares)
 
 
-top1_accuracy = functools.partial(top_accuracy, metric="top1_accuracy")
-top5_accuracy = functools.partial(top_accuracy, metric="top5_accuracy")
-
-
-def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
+def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, metric: str) -> float:
     """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
     rows = {name: a for name, a in references.items() if isinstance(a, np.ndarray) and a.ndim == 2 and len(a)}
-    return 1.0 - top_accuracy(outputs, rows, inputs, {}, "top1_disagreement", "shape (rows, classes)")
+    return 1.0 - top_accuracy(outputs, rows, inputs, {}, metric, "shape (rows, classes)")
 
 
 def _scores_and_classes(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -107,26 +102,24 @@ def _scores_and_classes(metric: str, name: str, output: np.ndarray, target: np.n
     raise DataError(text, _SHAPES)
 
 
-def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
+def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, metric: str) -> float:
     """Mean over the classes of intersection over union, all pixels of all samples together; the smallest output's.
 
     Outputs are class scores as for ``top1_accuracy``, or class numbers (integers). Labels are class numbers; negative
     ones and 255 (where it is no class) are left out. Classes that neither side has do not count. The measure is that of
     Everingham et al., The PASCAL Visual Object Classes Challenge, 2015.
     """
-
-    def fits(array: np.ndarray) -> bool:
-        return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
-
-    values = []
-    for name, output, target in _judged("miou", outputs, references, labels, fits, "class scores or numbers"):
+    values, kind = [], "class scores or numbers"
+    for name, output, target in _judged(
+        metric, outputs, references, labels, lambda a: a.ndim >= 2 and (a.dtype.kind in "iu" or _is_scores(a)), kind
+    ):
         got, wanted = output, target
         if output.dtype.kind in "iu":
             if got.size != wanted.size:
                 raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", _SHAPES)
             classes = int(max(got.max(), 0)) + 1
         else:
-            scores, wanted = _scores_and_classes("miou", name, output, target)
+            scores, wanted = _scores_and_classes(metric, name, output, target)
             got, classes = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1), scores.shape[-1]
         got, wanted = got.reshape(-1).astype(np.int64), wanted.reshape(-1).astype(np.int64)
         valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
@@ -140,43 +133,39 @@ def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays
     return min(values)
 
 
-def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
+def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, metric: str) -> float:
     """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
 
     Flow is [N, 2, H, W] or [N, H, W, 2], each on its own side. Pixels whose target is not finite are left out (Baker et
     al., A Database and Evaluation Methodology for Optical Flow, 2011).
     """
 
-    def components_first(array: np.ndarray) -> np.ndarray:
-        axis = next((axis for axis in (1, 3) if array.ndim == 4 and array.shape[axis] == 2), 0)
-        return np.moveaxis(array, axis, 0)
-
-    def fits(array: np.ndarray) -> bool:
-        return array.dtype.kind == "f" and array.ndim == 4 and 2 in (array.shape[1], array.shape[3])
+    def axis_of_components(array: np.ndarray) -> int:
+        return next((axis for axis in (1, 3) if array.ndim == 4 and array.shape[axis] == 2), 0)
 
     values, kind = [], "shape (N, 2, H, W) or (N, H, W, 2)"
-    for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind):
-        got, wanted = components_first(output.astype(np.float64)), components_first(target)
+    for name, output, target in _judged(
+        metric, outputs, references, labels, lambda a: a.dtype.kind == "f" and axis_of_components(a) > 0, kind
+    ):
+        got, wanted = (np.moveaxis(side, axis_of_components(side), 0) for side in (output.astype(np.float64), target))
         if got.shape != wanted.shape:
-            raise DataError(f"endpoint_error: {name!r} has shape {output.shape}, its target {target.shape}", _SHAPES)
+            raise DataError(f"{metric}: {name!r} has shape {output.shape}, its target {target.shape}", _SHAPES)
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.hypot(*(got - wanted))[np.isfinite(wanted).all(axis=0)]
         values.append(float(distance.mean()) if distance.size else 0.0)
     return float(np.max(values))  # not max, which may lose NaN
 
 
-def mean_average_precision(
-    outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, form: str | None = None
-) -> float:
+def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, metric: str) -> float:
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
     Outputs: by name, ``boxes`` [N, M, 4], ``scores`` [N, M] with ``classes`` [N, M], or ``scores`` [N, M, C]. Names
     need only contain these words. Where images differ in their number of boxes, there are lists of such arrays.
     Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box. Without labels the reference's
-    detections with a score of at least 0.25 are the labels. ``form`` of all boxes is ``xyxy`` or ``cxcywh``; else that
-    of the outputs is recognised by the reference, that of labels by themselves.
+    detections with a score of at least 0.25 are the labels. All boxes have the form that ``map:xyxy`` or ``map:cxcywh``
+    names; for ``map`` that of the outputs is recognised by the reference, that of labels by themselves.
     """
-    exact = _detections(references)
+    form, exact = metric.partition(":")[2], _detections(references)
     detections = [_best(image) for image in _as_corners(_detections(outputs), form, exact)]
     if labels:
         truths = [image[image[:, _CLASS] >= 0] for image in _detections(labels, are_labels=True)]
@@ -218,11 +207,7 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
     return detections
 
 
-map_of_centres = functools.partial(mean_average_precision, form="cxcywh")
-map_of_corners = functools.partial(mean_average_precision, form="xyxy")
-
-
-def _as_corners(images: list[np.ndarray], form: str | None, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _as_corners(images: list[np.ndarray], form: str, like: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Images with their boxes as corners; without a form they are of the form of the boxes in ``like``."""
     boxes = np.concatenate(like)[:, :4]
     is_ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)

@@ -24,18 +24,15 @@ from mptune.graph.ops import BOUNDS, MEANS, MOVEMENT, SOFTMAX, SUMMING
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.value_types import ValueTypes, value_types
 
-_HEADROOM = 2.0
-"""Values seen within this factor of FP16's end: other data may well go beyond it."""
+_HEADROOM = 2.0  # values seen within this factor of FP16's end: other data may well go beyond it
 _SATURATED = BOUNDS | {"Tanh", "Sigmoid", "HardSigmoid", "Erf"}
 """What gives the same of an infinite value as of those beyond FP16's end."""
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
-_COUNTERS = {"CumSum": 0, "LSTM": 2}
-"""Operators that count up into one value -> which output the sums are."""
+_COUNTERS = {"CumSum": 0, "LSTM": 2}  # operators that count up into one value -> which output the sums are
 _SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
 """Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
-_FAR = 5.0
-"""Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
+_FAR = 5.0  # standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more
 
 
 def find_hazards(

@@ -22,8 +22,7 @@ from mptune.graph.writing.weights import chunks
 
 _ANSWERS_INFINITY = SOFTMAX | {"Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"}
 """What -inf is an answer to, so that an added mask may become one."""
-_PASSES = MOVEMENT | COPIES | {"Trilu"}
-"""What masks pass on their way: they choose, move and repeat."""
+_PASSES = MOVEMENT | COPIES | {"Trilu"}  # what masks pass on their way: they choose, move and repeat
 _BEFORE_MASKED = _PASSES | ADDS | {"Where"}
 _ASSEMBLES = (COPIES | BOUNDS | ADDS | {"Mul", "Dropout", "Abs", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu"}).union(
     ("ScatterElements", "ScatterND", "Trilu", "Where")
@@ -35,18 +34,14 @@ _MASK_INPUTS = {("", "Attention"): 3, ("com.microsoft", "MultiHeadAttention"): 5
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks and limits of a model.
+    """The masks and limits of a model."""
 
-    Attributes:
-        before_softmax: values that come to a softmax or the like, through what masks pass only.
-        limiting: nodes, by index, that make a limit or a mask of a constant: they clip at it, choose or add it before
-            a softmax, or multiply it where the product is added.
-        magnitudes: FP32 values that are masks, or bring them to a softmax -> the largest magnitude of the constants in
-            them. Those with an infinite constant are left out: infinities stay.
-    """
-
-    before_softmax: frozenset[str]
+    before_softmax: frozenset[str]  # values that come to a softmax or the like, through what masks pass only
+    # Indices of nodes that make a limit or a mask of a constant: they clip at it, choose or add it before a softmax,
+    # or multiply it where the product is added.
     limiting: frozenset[int]
+    # FP32 values that are masks, or bring them to a softmax -> the largest magnitude of the constants in them. Those
+    # with an infinite constant are left out: infinities stay.
     magnitudes: Mapping[str, float]
 
 

@@ -32,8 +32,7 @@ from mptune.graph.value_types import ValueTypes
 
 Arrays = Mapping[str, np.ndarray]
 Numbers = dict[str, float]
-Named = tuple[Hazard, Iterable[str]]
-"""A hazard, and the values whose rounding elsewhere does the same."""
+Named = tuple[Hazard, Iterable[str]]  # a hazard, and the values whose rounding elsewhere does the same
 _BLOCK, _MOST, _FEWEST_ROWS = 1 << 16, 1 << 18, 16
 """Elements that stay in a core's cache; from which means and shares are estimated; rows, however long they are."""
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
@@ -351,8 +350,7 @@ def _step_hazard(look: _Look) -> Named | None:
 _FACTOR, _RELATIVE = (32.0, 32.0), (0.01, 0.03)
 """Of a difference, the ratio of its operands to it; and the relative error that rounding them makes, in FP16 and in
 BF16, as all pairs here: FP16's own rounding is 2.8e-4 in the mean, BF16's 2.3e-3."""
-_MOVED_NORM = (0.03, 0.1)
-"""In standard deviations of a norm's results, or of an output within a sample."""
+_MOVED_NORM = (0.03, 0.1)  # in standard deviations of a norm's results, or of an output within a sample
 
 
 def _error_hazard(look: _Look) -> Named | None:

@@ -28,14 +28,12 @@ from mptune.graph.writing.weights import chunks, rounding_of
 
 _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
-_SQUARE_LIMIT = 256.0
-"""Squares of larger values leave FP16's range: 256**2 = 65536."""
+_SQUARE_LIMIT = 256.0  # squares of larger values leave FP16's range: 256**2 = 65536
 _OPERATORS = {"LayerNorm written out": (17, "LayerNormalization"), "RMSNorm written out": (23, "RMSNormalization")}
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
 _INT32 = np.iinfo(np.int32)
-_PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
-"""What exporters put between such an end and its Slice."""
+_PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}  # what exporters put between such an end and its Slice
 
 
 # -- constants and epsilons -------------------------------------------------------------------------------------------
@@ -46,8 +44,6 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
     model, hazards, limiting = types.model, list[Hazard](), masks_of(types.model).limiting
     cast = {name for name, c in model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
-        if types.in_precision(name, Precision.FP16) is not model.initializers[name]:
-            continue  # the typed model holds it rescaled, with the constant beside it
         rounding, done = rounding_of(model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
@@ -228,8 +224,7 @@ _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
 _WHOLE_CACHE = re.compile("key_?values|k_?v_?cache|kv|cache", re.IGNORECASE)
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: what stands for the whole cache tells nothing."""
-_STATES = slice(5, 7)
-"""The inputs of a recurrent operator that hold the state before its first step."""
+_STATES = slice(5, 7)  # the inputs of a recurrent operator that hold the state before its first step
 _SHOWN = 3
 
 

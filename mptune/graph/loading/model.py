@@ -12,10 +12,11 @@ from functools import cached_property, partial, wraps
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from sys import intern
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+import onnx.helper
 
 from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
@@ -55,23 +56,18 @@ def once(find: Callable[[K], T]) -> Callable[[K], T]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the main graph.
+    """One node of the main graph."""
 
-    Attributes:
-        index: position in topological order.
-        captures: outer values that the node's subgraphs read.
-        rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
-            (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.
-    """
-
-    index: int
+    index: int  # position in topological order
     name: str
     op_type: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    captures: tuple[str, ...]
+    captures: tuple[str, ...]  # outer values that its subgraphs read
     proto: onnx.NodeProto = field(repr=False, compare=False)
+    # Whether what it computes in FP16 is rounded; False in emulated models (``mptune.graph.writing.rounding_steps``),
+    # where a node is computed together with the one that reads it.
     rounds: bool = True
 
     @property
@@ -359,6 +355,12 @@ def output_types(
     except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
         return {}
     return inferred
+
+
+def new_node(op_type: str, inputs: Sequence[str], result: str, name: str = "", **attributes: Any) -> Node:
+    """A node of one of ONNX's operators that the file does not have, named like its result by default."""
+    proto = onnx.helper.make_node(op_type, inputs, [result], name or result, **attributes)
+    return Node(-1, proto.name, op_type, "", tuple(inputs), (result,), (), proto)
 
 
 def needed_nodes(model: Model, values: Iterable[str], given: Collection[str] = ()) -> list[Node]:

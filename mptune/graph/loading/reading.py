@@ -33,15 +33,9 @@ MIN_OPSET = 9
 _LEAST_RAISED_OPSET = 7
 """From this one on, ONNX's converter raises a model to ``MIN_OPSET``; before, broadcasts were written otherwise."""
 
-_FREE_CONSTANTS_IR = 4
-"""From this IR version on, constants of the graph need not be among its inputs."""
-
-_MOST_INSIDE_BYTES = 1_900_000_000
-"""Of external data that are read into the model: protobuf messages end at 2 GiB."""
-
-INLINE_LIMIT = 4096
-"""Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
-
+_FREE_CONSTANTS_IR = 4  # from this IR version on, constants of the graph need not be among its inputs
+_MOST_INSIDE_BYTES = 1_900_000_000  # of external data that are read into the model: protobuf messages end at 2 GiB
+INLINE_LIMIT = 4096  # constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales
 NOT_VALID = "the file is not valid ONNX; export it again, or check that the copy is complete"
 """The hint about a file that contradicts itself."""
 

@@ -43,17 +43,13 @@ Shape = tuple[int | str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Type and shape of one value.
-
-    Attributes:
-        dtype: ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional``
-            and ``undefined`` where it is no tensor or could not be inferred.
-        shape: None for unknown rank.
-    """
+    """Type and shape of one value."""
 
     name: str
+    # ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional`` and
+    # ``undefined`` where it is no tensor or could not be inferred.
     dtype: str
-    shape: Shape | None
+    shape: Shape | None  # None for unknown rank
 
     @property
     def is_float32(self) -> bool:
@@ -72,18 +68,13 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Initializer:
-    """A constant of the model: a graph initializer, or the value of a Constant node.
-
-    Attributes:
-        overridable: also a graph input, so a caller may replace its value at run time.
-        node_index: index of the Constant node that holds it; None for a graph initializer.
-    """
+    """A constant of the model: a graph initializer, or the value of a Constant node."""
 
     name: str
     proto: onnx.TensorProto = field(repr=False, compare=False)
     base_dir: Path = field(repr=False, compare=False)
-    overridable: bool = False
-    node_index: int | None = None
+    overridable: bool = False  # also a graph input, so a caller may replace its value at run time
+    node_index: int | None = None  # index of the Constant node that holds it; None for a graph initializer
 
     @cached_property
     def dtype(self) -> str:

@@ -197,5 +197,5 @@ class Emulator:
             stays = constant.overridable or (constant.node_index is None and not precisions)
             if (name in read or stays) and name not in self.constant_nodes:
                 needed.append((constant, name, None))
-            needed += [(types.in_precision(name, p), name + suffix[p], p) for p in precisions]
+            needed += [(constant, name + suffix[p], p) for p in precisions]
         return proto, needed

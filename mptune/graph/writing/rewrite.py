@@ -30,10 +30,8 @@ from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 
-_CLIP_HAS_INPUTS = 11
-"""From this operator set on, Clip reads its limits."""
-_METADATA_PREFIX = "mptune."
-"""Of the keys in ``metadata_props`` that say what made a model."""
+_CLIP_HAS_INPUTS = 11  # from this operator set on, Clip reads its limits
+_METADATA_PREFIX = "mptune."  # of the keys in ``metadata_props`` that say what made a model
 
 
 class Rewriter:
@@ -104,7 +102,7 @@ class Rewriter:
             elif Precision.FP32 not in precisions:
                 unread.add(self._constant_nodes[name])
             reduced = [precision for precision in REDUCED if precision in precisions]
-            constants += [(types.in_precision(name, p), name + self._suffixes[p], p) for p in reduced]
+            constants += [(constant, name + self._suffixes[p], p) for p in reduced]
         dropped = self._moved | unread | resolution.dropped
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)

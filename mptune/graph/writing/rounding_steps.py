@@ -18,13 +18,14 @@ import onnx.numpy_helper
 
 from mptune.graph.facts import FusedNodes, attribute, facts_of, float_attribute, steps_inside
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Node, with_nodes
+from mptune.graph.loading.model import Node, new_node, with_nodes
 from mptune.graph.loading.tensors import Initializer, TensorInfo, fixed_shape
+from mptune.graph.ops import ALIASES
+from mptune.graph.patterns import activation
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import new_suffix
 
 _NEARLY = 1e-3  # relative difference of a constant that was written with few digits, or in FP16
-_AXES_ARE_INPUTS = 13  # the first operator set in which axes of Unsqueeze and ReduceSum are an input, not an attribute
 _SIGMOID_HAS_BF16, _WHERE_HAS_BF16 = 13, 16  # the first operator sets in which they have it
 
 
@@ -81,38 +82,21 @@ def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
     return frozenset(merged)
 
 
-def _next(grouped: GroupedModel, node: Node | None, op_type: str) -> Node | None:
-    """The one node that reads a result, where it is of one of ONNX's operators."""
-    reader = None if node is None else facts_of(grouped.model).only_reader(node)
-    return reader if reader is not None and reader.is_standard and reader.op_type == op_type else None
-
-
-def _begins_gelu(grouped: GroupedModel, division: Node) -> bool:
-    """Whether it is ``x / sqrt(2)``, of which the Erf is taken, and one added to that."""
-    erf = _next(grouped, division, "Erf")
-    after = _next(grouped, erf, "Add")
-    if erf is None or after is None or division.inputs[1] not in grouped.model.initializers:
-        return False
-    facts = facts_of(grouped.model)
-    numbers = {division.inputs[1]: math.sqrt(2.0), facts.other(after, erf.outputs[0]): 1.0}
-    is_gelu = all(math.isclose(facts.number(n) or 0.0, x, rel_tol=_NEARLY) for n, x in numbers.items())
-    return is_gelu and grouped.in_one_group((division, erf, after))
-
-
-def _is_of_silu(grouped: GroupedModel, sigmoid: Node) -> bool:
-    """Whether it is multiplied by its own input, or by what is scaled to it: QuickGelu."""
-    facts, product = facts_of(grouped.model), _next(grouped, sigmoid, "Mul")
-    if product is None:
-        return False
-    other, nodes = facts.other(product, sigmoid.outputs[0]), [sigmoid, product]
-    if other != sigmoid.inputs[0]:
-        scale = facts.producer(sigmoid.inputs[0])
-        if scale is None or not scale.is_standard or scale.op_type != "Mul" or other not in scale.inputs:
-            return False
-        if facts.only_reader(scale) is not sigmoid or facts.number(facts.other(scale, other)) is None:
-            return False
-        nodes.append(scale)
-    return grouped.in_one_group(nodes)
+def _in_activation(grouped: GroupedModel, node: Node) -> str:
+    """Of which activation a node is a step: "GELU" for its division, "SiLU" for its sigmoid, "" for others."""
+    model, facts, reader = grouped.model, facts_of(grouped.model), facts_of(grouped.model).only_reader(node)
+    core = reader if node.op_type == "Div" else node
+    whole = None if core is None or reader is None else activation(facts, core)
+    members = [] if whole is None else [model.nodes[index] for index in whole.nodes]
+    if whole is None or reader is None or not all(n.is_standard for n in members) or not grouped.in_one_group(members):
+        return ""
+    if core is reader:  # x / sqrt(2), of which the Erf is taken
+        divisor = facts.number(node.inputs[1]) if node.inputs[1] in model.initializers else None
+        is_gelu = reader.op_type == "Erf" and math.isclose(divisor or 0.0, math.sqrt(2.0), rel_tol=_NEARLY)
+        return "GELU" if is_gelu else ""
+    # Multiplied by its own input, or by what is scaled to it: QuickGelu.
+    is_silu = facts.root(facts.other(reader, node.outputs[0])) == whole.entry
+    return "SiLU" if is_silu and {n.op_type for n in members} <= {"Sigmoid", "Mul"} | ALIASES else ""
 
 
 def with_rounding_steps(
@@ -128,42 +112,32 @@ def with_rounding_steps(
     model, norms, suffix = grouped.model, folded_norms(grouped), new_suffix(grouped.model, "step")
     merged, inside = merged_with_scales(grouped), steps_inside(fused)
     has_silus = Precision.BF16 not in precisions or not _SIGMOID_HAS_BF16 <= model.opset < _WHERE_HAS_BF16
-    nodes: list[Node] = []
-    tensors: dict[str, TensorInfo] = {}
-    constants: dict[str, Initializer] = {}
+    nodes, tensors, constants = list[Node](), dict[str, TensorInfo](), dict[str, Initializer]()
     # Node that is written out -> its steps; none yet of convolutions that a later norm is folded into.
     parts: dict[str, tuple[str, ...]] = {conv.name: () for conv in norms.values()}
 
-    def append(name: str, op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> None:
-        proto = onnx.helper.make_node(op_type, inputs, [result], name=name, **attributes)
-        nodes.append(Node(-1, name, op_type, "", tuple(inputs), (result,), (), proto))
-
-    def write(node: Node, steps: str, values: Mapping[str, Any], **raw_attributes: Any) -> dict[str, str]:
+    def write(node: Node, steps: str, values: Mapping[str, Any], **attributes: Any) -> dict[str, str]:
         """Append the steps ``label = Operator labels``; ``result`` has the node's name. Returns the values by label.
 
-        ``values`` are names of values, or numbers to append a Constant of; the attributes are those of the step "raw".
+        ``values`` are names of values, or numbers to append a Constant of: a list of sizes, else FP32. The attributes
+        are those of the step "raw", or of "exact", which is not rounded.
         """
-        names = {label: f"{node.outputs[0]}.{label}{suffix}" for label in values} | {"result": node.outputs[0]}
+        names = {"result": node.outputs[0]}
         for label, value in values.items():
-            if isinstance(value, str):
-                names[label] = value
-            elif label != "axes" or model.opset >= _AXES_ARE_INPUTS:
-                name, dtype = names[label], np.int64 if label == "axes" else np.float32
-                tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
-                append(name, "Constant", (), name, value=tensor)
-                constants[name] = Initializer(name, tensor, model.path, node_index=0)
-                tensors[name] = TensorInfo(name, constants[name].dtype, constants[name].shape)
+            name = names[label] = value if isinstance(value, str) else f"{node.outputs[0]}.{label}{suffix}"
+            if not isinstance(value, str):
+                array = np.array(value, np.int64 if isinstance(value, list) else np.float32)
+                nodes.append(new_node("Constant", (), name, value=onnx.numpy_helper.from_array(array, name)))
+                constants[name] = Initializer(name, nodes[-1].proto.attribute[0].t, model.path, node_index=0)
+                tensors[name] = TensorInfo(name, constants[name].dtype, array.shape)
         for label, op_type, *operands in (step.replace(" =", "").split() for step in steps.split("; ")):
-            attributes = raw_attributes if label == "raw" else {}
-            if "axes" in operands and model.opset < _AXES_ARE_INPUTS:
-                operands.remove("axes")
-                attributes = attributes | {"axes": list(values["axes"])}
             result = names.setdefault(label, f"{node.outputs[0]}.{label}{suffix}")
-            name = node.name if label == "result" else result
+            name, own = node.name if label == "result" else result, attributes if label in ("raw", "exact") else {}
+            step = new_node(op_type, [names[operand] for operand in operands], result, name, **own)
+            nodes.append(replace(step, rounds=label != "exact"))
+            parts[node.name] = (*parts.get(node.name, ()), name)
             if label != "result":
                 tensors[result] = TensorInfo(result, "bool" if op_type == "Greater" else "float", None)
-            append(name, op_type, [names[operand] for operand in operands], result, **attributes)
-            parts[node.name] = (*parts.get(node.name, ()), name)
         return names
 
     for node in model.nodes:
@@ -174,37 +148,41 @@ def with_rounding_steps(
         inputs, conv = node.inputs, norms.get(node.name, node)
         is_float = bool(node.outputs) and node.is_standard and model.info(node.outputs[0]).is_float32
         op_type = conv.op_type if is_float or conv is not node else ""
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in conv.proto.attribute}
         if conv is not node:  # ``BatchNormalization(Conv(x, w))`` as one convolution with bias
             x, w, *b = filter(None, conv.inputs)
             values: dict[str, Any] = dict(zip(("scale", "offset", "mean", "variance"), inputs[1:], strict=True))
             values |= {"w": w, "b": "".join(b), "epsilon": float_attribute(node, "epsilon", 1e-5)}
             steps = "shifted = Add variance epsilon; deviation = Sqrt shifted; factor = Div scale deviation; "
-            steps += "factors = Unsqueeze factor axes; weights = Mul w factors; "
+            steps += "factors = Reshape factor column; weights = Mul w factors; "
             steps += "centred = Sub b mean; moved = Mul centred factor; " if b else "moved = Mul mean factor; "
             steps += "bias = Add moved offset" if b else "bias = Sub offset moved"
-            names = write(conv, steps, values | {"axes": range(1, len(model.initializers[w].shape))})
+            names = write(conv, steps, values | {"column": [-1] + [1] * (len(model.initializers[w].shape) - 1)})
             inputs = (x, names["weights"], names["bias"])
         if op_type in ("Conv", "ConvTranspose"):  # with a bias, as ``Conv(x, w) + b``
             rank = len(model.info(node.outputs[0]).shape or model.info(conv.inputs[1]).shape or ())
             if len(inputs) > 2 and inputs[2] and rank:
-                attributes = {a.name: onnx.helper.get_attribute_value(a) for a in conv.proto.attribute}
-                steps = f"column = Unsqueeze b axes; raw = {op_type} x w; result = Add raw column"
-                write(node, steps, dict(zip("xwb", inputs, strict=True)) | {"axes": range(1, rank - 1)}, **attributes)
-        elif op_type == "ReduceMean":  # over the last axes, as ``ReduceSum(x) / count``
+                values = dict(zip("xwb", inputs, strict=True)) | {"shape": [-1] + [1] * (rank - 2)}
+                write(
+                    node,
+                    f"column = Reshape b shape; raw = {op_type} x w; result = Add raw column",
+                    values,
+                    **attributes,
+                )
+        elif op_type == "ReduceMean":  # over the last axes, as ``ReduceSum(x) / count``: the sum is rounded
             shape, axes = model.info(inputs[0]).shape or (), facts_of(model).reduced_axes(node)
             sizes = fixed_shape(shape[axes[0] :]) if axes and axes[0] else None
             if sizes is not None and len(sizes) == len(axes):
-                stated = attribute(node, "keepdims")
-                values = {"x": inputs[0], "axes": axes, "count": math.prod(sizes)}
-                keepdims = 1 if stated is None else stated
-                write(node, "raw = ReduceSum x axes; result = Div raw count", values, keepdims=keepdims)
-        elif op_type == "Sigmoid" and has_silus and _is_of_silu(grouped, node):
+                values = dict(zip(("x", "axes"), inputs, strict=False)) | {"count": math.prod(sizes)}
+                steps = f"exact = ReduceMean {' '.join([*values][:-1])}; sum = Mul exact count; result = Div sum count"
+                write(node, steps, values, **attributes)
+        elif op_type == "Sigmoid" and has_silus and _in_activation(grouped, node) == "SiLU":
             # As the kernel (``OP_Sigmoid``) computes it: ``1 / (1 + exp(-abs(x)))``, or 1 less that.
             steps = "size = Abs x; exponent = Neg size; power = Exp exponent; sum = Add power unit; "
             steps += "large = Div unit sum; small = Sub unit large; "
             steps += "positive = Greater x zero; result = Where positive large small"
             write(node, steps, {"x": inputs[0], "unit": 1.0, "zero": 0.0})
-        elif op_type == "Div" and _begins_gelu(grouped, node):  # x / sqrt(2) as x * sqrt(0.5)
+        elif op_type == "Div" and _in_activation(grouped, node) == "GELU":  # x / sqrt(2) as x * sqrt(0.5)
             root = np.full(model.initializers[inputs[1]].shape, math.sqrt(0.5))
             write(node, "result = Mul x root", {"x": inputs[0], "root": root})
         if node.name not in parts:
@@ -214,4 +192,4 @@ def with_rounding_steps(
         for group in grouped.groups
     )
     written_out = with_nodes(model, nodes, {**model.initializers, **constants}, tensors)
-    return GroupedModel(written_out, groups, grouped, grouped.io)
+    return GroupedModel(written_out, groups, grouped.io)

@@ -29,21 +29,14 @@ from mptune.graph.writing import rewrite
 from mptune.graph.writing.rewrite import cast_node
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
-_PART_BYTES = 1 << 29
-"""Memory for the values of one part on one sample, bytes; a larger value is a part of its own."""
-_MOST_OUTPUTS = 1000
-"""Of one session: opening it takes time quadratic in their number."""
-_UNKNOWN_BYTES = _PART_BYTES // 48
-"""Taken for a value whose size is not known before the run."""
-
+_PART_BYTES = 1 << 29  # memory for the values of one part on one sample, bytes; a larger value is a part of its own
+_MOST_OUTPUTS = 1000  # of one session: opening it takes time quadratic in their number
+_UNKNOWN_BYTES = _PART_BYTES // 48  # taken for a value whose size is not known before the run
 Rounding = Literal["nearest", "truncated"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-_TF32_DIGITS = 13
-"""Bits of FP32's mantissa that TF32 lacks."""
-
+_TF32_DIGITS = 13  # bits of FP32's mantissa that TF32 lacks
 _FLOAT = onnx.TensorProto.FLOAT
-_PRECISIONS: Mapping[str, Precision] = {p.dtype: p for p in REDUCED if p.stored is p}
-"""By element type."""
+_PRECISIONS: Mapping[str, Precision] = {p.dtype: p for p in REDUCED if p.stored is p}  # by element type
 _REDUCED_CODES = frozenset(precision.onnx_type for precision in _PRECISIONS.values())
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
@@ -53,17 +46,12 @@ _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 @dataclass
 class ObservedPart:
-    """Values that are observed in one session.
+    """Values that are observed in one session."""
 
-    Attributes:
-        rows: FP32 value -> the axes of a row, where a softmax is taken of it; no axes elsewhere.
-        nodes: those whose facts are filed under these values.
-        sample_bytes: memory of what the session gives on one sample, about.
-    """
-
+    # FP32 value -> the axes of a row, where a softmax is taken of it; no axes elsewhere.
     rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    nodes: list[ProbedNode] = field(default_factory=list)
-    sample_bytes: int = 0
+    nodes: list[ProbedNode] = field(default_factory=list)  # those whose facts are filed under these values
+    sample_bytes: int = 0  # about the memory of what the session gives on one sample
 
     @property
     def outputs(self) -> list[str]:

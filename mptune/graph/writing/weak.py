@@ -19,12 +19,11 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, all_graphs, subgraphs
 from mptune.graph.ops import onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
 from mptune.graph.writing.weights import NeededConstant, rounding_of, write_self_contained
 
-_OPSET, _IR_VERSION = 17, 8
-"""The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
+_OPSET, _IR_VERSION = 17, 8  # the newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it
 _LACKING = """
     Bernoulli BitShift BlackmanWindow CastLike Compress ConcatFromSequence ConvInteger DFT Det DynamicQuantizeLinear
     HammingWindow HannWindow HardSwish Hardmax IsInf LayerNormalization MatMulInteger MaxRoiPool MaxUnpool
@@ -42,17 +41,12 @@ _UNNAMED = """
 
 @dataclass(frozen=True)
 class WeakModel:
-    """A model in FP32, and the precisions of its layers, by the names of their nodes.
+    """A model in FP32, and the precisions of its layers, by the names of their nodes."""
 
-    Attributes:
-        proto: the model without ``constants``.
-        precisions: what the layer computes in.
-        types: what it gives, where all of that is floating. What the model gives keeps its type.
-    """
-
-    proto: onnx.ModelProto
+    proto: onnx.ModelProto  # without ``constants``
     constants: Sequence[NeededConstant]
-    precisions: dict[str, Precision] = field(default_factory=dict)
+    precisions: dict[str, Precision] = field(default_factory=dict)  # what the layer computes in
+    # What it gives, where all of that is floating. What the model gives keeps its type.
     types: dict[str, Precision] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
@@ -79,24 +73,18 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
             continue
         written = add_node(weak.proto.graph, node, node.inputs, node.outputs)
         written.name, written.doc_string = f"n{len(weak.proto.graph.node):04d}{suffix}", node.name
-        precision = planned.get(node.name)
+        # What the typed model limits, or keeps out of FP16, this one does not.
+        floats = [value for value in node.inputs if model.info(value).is_float32]
+        constants = [model.initializers[value] for value in floats if value in model.initializers]
+        is_beyond = any(rounding_of(constant, Precision.FP16).overflowed for constant in constants)
+        is_beyond |= any(is_held(model, value, Precision.FP16) for value in floats)
+        precision = Precision.FP32 if is_beyond else planned.get(node.name)
         if precision is None or node.op_type in _UNNAMED.split() or types.facts.is_static(node.outputs[0]):
             continue
-        if any(_is_beyond_fp16(types, node.inputs[slot]) for slot in types.rules[node.index].inputs):
-            precision = Precision.FP32
         weak.precisions[written.name] = precision
         if all(model.info(value).is_float32 for value in node.outputs if value):
             weak.types[written.name] = precision if outputs.isdisjoint(node.outputs) else Precision.FP32
     return weak
-
-
-def _is_beyond_fp16(types: ValueTypes, value: str) -> bool:
-    """Whether the typed model limits or rescales a value for nodes in FP16."""
-    constant = types.model.initializers.get(value)
-    if constant is None:
-        return is_held(types.model, value, Precision.FP16)
-    is_rescaled = types.in_precision(value, Precision.FP16) is not constant
-    return is_rescaled or rounding_of(constant, Precision.FP16).overflowed > 0
 
 
 def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:

@@ -20,34 +20,24 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import Initializer, is_external, rounded
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 
-SELF_CONTAINED_LIMIT = 1_900_000_000
-"""Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
+SELF_CONTAINED_LIMIT = 1_900_000_000  # bytes up to which one file holds the model: protobuf messages end at 2 GiB
 INDEX_FILE = "weights.json"
 _UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 """Element types whose values do not lie one after the other in whole bytes."""
-_LARGE_FROM_BYTES = 1024
-"""Smaller constants stand in the model's own file."""
-_ALIGN = 4096
-"""Page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)."""
-_CHUNK = 1 << 22
-"""Values that are rounded or written at once."""
+_LARGE_FROM_BYTES = 1024  # smaller constants stand in the model's own file
+_ALIGN = 4096  # page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)
+_CHUNK = 1 << 22  # values that are rounded or written at once
 
 
 # -- rounding -----------------------------------------------------------------------------------------------------
 
 
 class Rounding(NamedTuple):
-    """What rounding one constant to a reduced precision does to it.
+    """What rounding one constant to a reduced precision does to it."""
 
-    Attributes:
-        absmax: largest finite magnitude before.
-        overflowed: finite values that would round to infinity, and are held as the largest finite value.
-        vanished: values other than zero that become zero.
-    """
-
-    absmax: float
-    overflowed: int
-    vanished: int
+    absmax: float  # largest finite magnitude before
+    overflowed: int  # finite values that would round to infinity, and are held as the largest finite value
+    vanished: int  # values other than zero that become zero
     size: int
 
 
@@ -201,12 +191,11 @@ def bank_files(precisions: Iterable[str]) -> tuple[str, ...]:
 class WeightBank:
     """The files of one model's large constants, one for each precision.
 
-    Attributes:
-        places: precision -> constant -> place in its file, for those that it was asked for. The file of FP32 holds
-            constants of any element type, as they are; those of the reduced precisions hold FP32 constants, rounded.
+    That of FP32 holds constants of any element type, as they are; those of the reduced ones FP32 constants, rounded.
     """
 
     directory: Path
+    # Precision -> constant -> place in its file, for those that it was asked for.
     places: Mapping[Precision, Mapping[str, Place]]
 
     @classmethod

@@ -12,12 +12,16 @@ import pytest
 from mptune.data.metrics import whole_set
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
 from mptune.data.metrics.table import METRICS, number_of, own_value, sample_functions, script_of
-from mptune.data.metrics.whole_set import endpoint_error, set_values, together, top1_accuracy
-from mptune.data.metrics.whole_set import mean_average_precision as average_precision
+from mptune.data.metrics.whole_set import set_values, together
 from mptune.data.scripts import law_metric, resolve_metric
 from mptune.errors import DataError, SettingsError
 
 Arrays = Mapping[str, Any]
+
+top1_accuracy, top5_accuracy, top1_disagreement, endpoint_error, average_precision, mean_iou = (
+    METRICS[name].load()
+    for name in ("top1_accuracy", "top5_accuracy", "top1_disagreement", "endpoint_error", "map", "miou")
+)
 
 
 def scores(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -34,8 +38,8 @@ def test_accuracy_on_any_axis(shape: tuple[int, ...], axis: int) -> None:
     for accuracy, label, wanted in (
         (top1_accuracy, labels, 1.0),
         (top1_accuracy, (labels + half) % 7, 1.0 - half.mean()),
-        (whole_set.top5_accuracy, np.take(order, 4, axis=axis), 1.0),
-        (whole_set.top5_accuracy, np.take(order, 5, axis=axis), 0.0),
+        (top5_accuracy, np.take(order, 4, axis=axis), 1.0),
+        (top5_accuracy, np.take(order, 5, axis=axis), 0.0),
     ):
         assert accuracy({"y": output}, {"y": output}, {}, {"label": label}) == pytest.approx(wanted)
 
@@ -69,8 +73,8 @@ LISTS = {name: [array[:1], array[1:, :1]] for name, array in detections().items(
     ("metric", "outputs", "reference", "labels", "value"),
     [
         (top1_accuracy, {"y": ONE_NAN}, {"y": Y}, {}, 0.75),
-        (whole_set.mean_iou, {"y": KINDS}, {"y": KINDS}, {"y": np.array([[[0, 0], [1, 1]]])}, (1 / 2 + 2 / 3) / 2),
-        (whole_set.mean_iou, {"y": LOGITS}, {"y": LOGITS}, {"y": np.array([[[0, 255], [1, -1]]])}, 1.0),
+        (mean_iou, {"y": KINDS}, {"y": KINDS}, {"y": np.array([[[0, 0], [1, 1]]])}, (1 / 2 + 2 / 3) / 2),
+        (mean_iou, {"y": LOGITS}, {"y": LOGITS}, {"y": np.array([[[0, 255], [1, -1]]])}, 1.0),
         (endpoint_error, {"f": MOVED}, {"f": FLOW}, {}, 5.0),
         (endpoint_error, {"f": MOVED}, {"f": FLOW}, {"gt": MOVED}, 0.0),
         (endpoint_error, {"f": channels_last(MOVED)}, {"f": channels_last(FLOW)}, {}, 5.0),
@@ -98,7 +102,7 @@ def test_values_by_hand(metric, outputs: Arrays, reference: Arrays, labels: Arra
         (top1_accuracy, Y, {"label": np.zeros((4, 2), int)}, r"labels of shape \(4, 2\) do not fit output 'y'"),
         (top1_accuracy, Y, {"label": np.full(4, 3)}, "label of 'y', 3, is no class of 3"),
         (average_precision, Y, TRUTH, "no boxes with classes or scores"),
-        (whole_set.top1_disagreement, Y[0], {}, r"no output of shape \(rows, classes\)"),
+        (top1_disagreement, Y[0], {}, r"no output of shape \(rows, classes\)"),
         (endpoint_error, FLOW[0], {}, r"no output of shape \(N, 2, H, W\)"),
         (endpoint_error, FLOW, {"flow": FLOW[..., 1:]}, "'y' has shape .*, its target"),
     ],
