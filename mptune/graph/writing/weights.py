@@ -101,10 +101,7 @@ def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
-    tensor = onnx.numpy_helper.from_array(_stored(values, precision), name)
-    if precision is Precision.BF16:  # models keep the bytes that they had: an empty name is written, too
-        tensor.name = name
-    return tensor
+    return onnx.numpy_helper.from_array(_stored(values, precision), name)
 
 
 def _stored(values: np.ndarray, precision: Precision | None) -> np.ndarray:
