@@ -176,7 +176,7 @@ _MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}  # TensorRT-RTX moves a Cast pas
 
 def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:
     """Whether a plan puts a Cast to FP32, and nothing that computes, before the input of a forward recurrent layer."""
-    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction") not in (None, b"forward"):
+    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction", b"forward") != b"forward":
         return False
     if resolution.node_precisions[node.index] is not Precision.FP32:
         return False

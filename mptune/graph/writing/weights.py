@@ -199,8 +199,7 @@ class WeightBank:
     def write(cls, model: Model, directory: Path, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> WeightBank:
         """Write the bank, or take the one that is there when it is this model's and whole.
 
-        Args:
-            precisions: those that plans use besides FP32. What the bank has in others stays.
+        ``precisions`` are those that plans use besides FP32. What the bank has in others stays.
         """
         large = [constant for _, constant in sorted(model.initializers.items()) if _is_large(constant)]
         index, is_of_model = directory / INDEX_FILE, False
