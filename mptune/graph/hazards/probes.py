@@ -394,23 +394,27 @@ def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     is_root = node.op_type == "Sqrt" or (node.op_type == "Pow" and values[node.inputs[1]].flat[0] > 0)
     limit = 0.0 if is_root else next(value for value in _LEAST if value < precision.smallest_normal)
     facts = dict.fromkeys(("values", "lost", "vanished", "zeroed", "small"), 0.0) | {"smallest": np.inf}
-    read = np.broadcast_arrays(*(values[name] for name in (pole, *probed.leaves)))
-    for start in range(0, read[0].size, _BLOCK):
-        before, *leaves = (each.flat[start : start + _BLOCK] for each in read)
-        again = {name: rounded(leaf, precision) for name, leaf in zip(probed.leaves, leaves, strict=True)}
-        for step in probed.steps:
-            again[step.outputs[0]] = rounded(_FUNCTIONS[step.op_type](*(again[n] for n in step.inputs)), precision)
-        alone = rounded(before, precision)
-        after = again.get(pole, alone)
-        if node.op_type in ("Div", "Reciprocal"):  # whatever the sign
-            before, after, alone = np.abs(before), np.abs(after), np.abs(alone)
-        is_sound = before > 0
-        lost = is_sound & (after < limit)  # NaN is below no limit: it came from before
-        flags = {"values": is_sound, "lost": lost, "vanished": lost & (alone < limit)}
-        flags |= {"zeroed": is_sound & (alone == 0), "small": is_sound & (before < precision.smallest_normal)}
-        facts |= {name: facts[name] + np.count_nonzero(each) for name, each in flags.items()}
-        facts["smallest"] = min(facts["smallest"], float(np.min(before, where=lost, initial=np.inf)))
-    return facts if read[0].size else {}
+    read, flags = [values[name] for name in (pole, *probed.leaves)], ["external_loop", "buffered"]
+    if not read[0].size:
+        return {}
+    iterate: Any = np.nditer  # whose types do not know these lists
+    with iterate(read, flags, [["readonly"]] * len(read), order="C", buffersize=_BLOCK) as blocks:
+        for block in blocks:
+            before, *leaves = block if isinstance(block, tuple) else (block,)
+            again = {name: rounded(leaf, precision) for name, leaf in zip(probed.leaves, leaves, strict=True)}
+            for step in probed.steps:
+                again[step.outputs[0]] = rounded(_FUNCTIONS[step.op_type](*(again[n] for n in step.inputs)), precision)
+            alone = rounded(before, precision)
+            after = again.get(pole, alone)
+            if node.op_type in ("Div", "Reciprocal"):  # whatever the sign
+                before, after, alone = np.abs(before), np.abs(after), np.abs(alone)
+            is_sound = before > 0
+            lost = is_sound & (after < limit)  # NaN is below no limit: it came from before
+            counted = {"values": is_sound, "lost": lost, "vanished": lost & (alone < limit)}
+            counted |= {"zeroed": is_sound & (alone == 0), "small": is_sound & (before < precision.smallest_normal)}
+            facts |= {name: facts[name] + np.count_nonzero(each) for name, each in counted.items()}
+            facts["smallest"] = min(facts["smallest"], float(np.min(before, where=lost, initial=np.inf)))
+    return facts
 
 
 def _pole_hazard(look: _Look) -> Named | None:
