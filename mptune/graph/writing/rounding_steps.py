@@ -160,13 +160,9 @@ def with_rounding_steps(
             rank = len(model.info(node.outputs[0]).shape or model.info(conv.inputs[1]).shape or ())
             if len(inputs) > 2 and inputs[2] and rank:
                 values = dict(zip("xwb", inputs, strict=True)) | {"shape": [-1] + [1] * (rank - 2)}
-                write(
-                    node,
-                    f"column = Reshape b shape; raw = {op_type} x w; result = Add raw column",
-                    values,
-                    **attributes,
-                )
-        elif op_type == "ReduceMean":  # over the last axes, as ``ReduceSum(x) / count``: the sum is rounded
+                steps = f"column = Reshape b shape; raw = {op_type} x w; result = Add raw column"
+                write(node, steps, values, **attributes)
+        elif op_type == "ReduceMean":  # over the last axes, as the sum, which is rounded, over the count
             shape, axes = model.info(inputs[0]).shape or (), facts_of(model).reduced_axes(node)
             sizes = fixed_shape(shape[axes[0] :]) if axes and axes[0] else None
             if sizes is not None and len(sizes) == len(axes):
