@@ -21,7 +21,7 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import StreamStopwatch, SystemRuntime, enqueue_delay, load_system_runtime, system_libraries
 from mptune.engines.latency import Repetitions, time_in_turn
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession, provider_options
-from mptune.engines.ort.session import SessionOptions, Tf32
+from mptune.engines.ort.session import Preset, SessionOptions, Tf32
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import Library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
@@ -80,6 +80,14 @@ def test_who_switches_tf32_off(
         monkeypatch.setenv(name, variable)
     options = SessionOptions("cuda", "timed", tf32=tf32)
     assert provider_options(options, 1, graph=False)["use_tf32"] == expected
+
+
+def test_what_is_timed_has_the_kernels_that_a_user_gets() -> None:
+    def choice(preset: Preset) -> str:
+        return provider_options(SessionOptions("cuda", preset), 1, graph=False)["cudnn_conv_algo_search"]
+
+    assert choice("timed") == "EXHAUSTIVE"  # ONNX Runtime's default
+    assert {choice("reference"), choice("values"), choice("emulation")} == {"HEURISTIC"}
 
 
 @dataclass(frozen=True)

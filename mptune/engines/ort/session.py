@@ -31,8 +31,8 @@ graph, each node computed as it stands, as little as possible kept in memory. ``
 runs again and again, with a CUDA graph."""
 Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
-_FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
+_FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 _LOG_WARNING = 2
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 # What makes a valid model fail to load (ONNX Runtime 1.31.1), and what ONNX Runtime says then. With x64quantprecision a

@@ -41,7 +41,7 @@ def rich_content(bench: Bench, directory: Path, environment: Environment) -> Pag
     progress = Progress((0.0, 0.1, 0.1, 0.3), 3e-2, 4, 20.0, 12.0, 30.0, failures)
     outputs = {point.plan.fingerprint: _outputs(k + 1) for k, point in enumerate(front.points)}
     shown = {"format": 1, "metric": "relative_l2", "unit": "sample", "count": 3, "indices": [4, 9, 11]}
-    shown |= {"plans": outputs, "left_out": []}
+    shown |= {"samples": ["sample 4", "sample 9", "sample 11"], "plans": outputs, "left_out": []}
     return PageContent(front, evaluations, groups, environment, progress, None, shown)
 
 
