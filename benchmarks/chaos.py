@@ -176,26 +176,15 @@ class Run:
     def files(self) -> set[str]:
         """Files of the run directory by their names in it, and of the temporary folder."""
         roots = {self.folder / "model.mptune": self.folder / "model.mptune", self.folder / "tmp": self.folder}
-        return {
-            str(path.relative_to(start)) for root, start in roots.items() for path in root.rglob("*") if path.is_file()
-        }
+        paths = ((path, start) for root, start in roots.items() for path in root.rglob("*"))
+        return {str(path.relative_to(start)) for path, start in paths if path.is_file()}
 
     def _session(self) -> bool:
         """Start a process and watch it to its end. Returns whether it finished the search."""
         options, tally = self._options, self.tally
-        session = Session(
-            model=str(options.work / "model.onnx"),
-            data=str(options.work / "data.npz"),
-            out=str(self.folder / "model.mptune"),
-            diary=str(self.diary),
-            seed=tally.run,
-            number=tally.sessions,
-            budget=options.budget,
-            fault_rate=self._fault_rate,
-            confirm_points=options.confirm_points,
-            job_s=options.job_s,
-            timeout_s=options.timeout_s,
-        )
+        paths = (options.work / "model.onnx", options.work / "data.npz", self.folder / "model.mptune", self.diary)
+        given = {name: getattr(options, name) for name in ("budget", "confirm_points", "job_s", "timeout_s")}
+        session = Session(*map(str, paths), tally.run, tally.sessions, fault_rate=self._fault_rate, **given)
         tally.sessions += 1
         file = self.folder / "session.json"
         file.write_text(json.dumps(asdict(session)))
@@ -346,10 +335,8 @@ def measure(options: argparse.Namespace) -> tuple[list[Tally], float]:
             run = Run(options, number, plan_kills(number, options.kills, jobs.index("held_out"), len(jobs)))
             tally = run.finish(usual)
             words = ", ".join(f"{name} {count}" for name, count in sums([tally]).items() if count)
-            print(
-                f"run {number}: {dict(tally.kills)}, {words}; {tally.hypervolume:.4f}, {tally.seconds:.1f} s",
-                flush=True,
-            )
+            end = f"{words}; {tally.hypervolume:.4f}, {tally.seconds:.1f} s"
+            print(f"run {number}: {dict(tally.kills)}, {end}", flush=True)
             if tally.is_sound and not options.keep:
                 shutil.rmtree(run.folder, ignore_errors=True)
             return tally

@@ -228,14 +228,10 @@ def read_measured_plans(path: Path) -> MeasuredPlans:
 
 
 def _measured_plan(plan: Mapping[str, Any]) -> MeasuredPlan:
-    return MeasuredPlan(
-        plan["kind"],
-        plan["precision"],
-        decode_float(plan["latency_ms"]),
-        decode_float(plan["latency_sd_ms"]),
-        decode_float(plan["error"]) if plan["finite"] else math.inf,
-        None if plan.get("emulated") is None else decode_float(plan["emulated"]),
-    )
+    names = ("latency_ms", "latency_sd_ms", "error", "emulated")
+    figures: dict[str, Any] = {name: None if plan.get(name) is None else decode_float(plan[name]) for name in names}
+    figures["error"] = figures["error"] if plan["finite"] else math.inf
+    return MeasuredPlan(plan["kind"], plan["precision"], **figures)
 
 
 def check_groups(measured: MeasuredPlans, groups: Sequence[LayerGroup]) -> None:

@@ -23,18 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import (
-    bits_of,
-    check_groups,
-    make_context,
-    one_group_plans,
-    plan_of,
-    random_plans,
-    read_measured_plans,
-    require,
-    rounded,
-    save,
-)
+from benchmarks import common
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.context import RunContext
@@ -89,14 +78,15 @@ def measure(context: RunContext, random: int) -> list[Pair]:
         raise SystemExit("no GPU here: give the figures of one with --plans")
     context = context.with_settings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
     model, groups = context.model, context.groups
-    plans = [("one-group", plan) for plan in one_group_plans(model, groups).values()]
-    plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
+    plans = [("one-group", plan) for plan in common.one_group_plans(model, groups).values()]
+    plans += [("random", common.plan_of(model, groups, bits)) for bits in common.random_plans(groups, random, seed=0)]
     pairs = []
     target = load_target("h200")
     with Toolchain(ONNXRUNTIME, target, context, "cuda", device=gpus[0].name) as toolchain:
-        require(toolchain.reference("search"))
+        common.require(toolchain.reference("search"))
         for kind, plan in plans:
-            pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
+            error = common.require(toolchain.evaluate(plan)).error
+            pairs.append(Pair(kind, common.bits_of(groups, plan), value(error)))
     return pairs
 
 
@@ -105,8 +95,8 @@ def emulate(context: RunContext, plans: Sequence[PrecisionPlan]) -> list[float]:
     toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
     toolchain.prediction.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
-        require(toolchain.reference("search"))
-        require(toolchain.observe())
+        common.require(toolchain.reference("search"))
+        common.require(toolchain.observe())
         started = time.perf_counter()
         errors = [toolchain.emulate_all(plan) for plan in plans]
         taken_s = time.perf_counter() - started
@@ -161,7 +151,7 @@ def main() -> None:
     for model, data in zip(options.paths[::2], options.paths[1::2], strict=True):
         print(f"== {model.stem}", flush=True)
         documents.append(study(model, data, options))
-    save(options.json, documents[0] if len(documents) == 1 else {"models": documents}, lists=("plans",))
+    common.save(options.json, documents[0] if len(documents) == 1 else {"models": documents}, lists=("plans",))
 
 
 def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -169,23 +159,23 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
     model = load_model(path)
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as folder:
-        context = make_context(GroupedModel(model, groups), data, Path(folder), options.samples, options.batch)
+        context = common.make_context(GroupedModel(model, groups), data, Path(folder), options.samples, options.batch)
         if options.plans is None:
             pairs = measure(context, options.random)
         else:
-            known = read_measured_plans(options.plans)
-            check_groups(known, groups)
+            known = common.read_measured_plans(options.plans)
+            common.check_groups(known, groups)
             pairs = [
                 Pair(p.kind, p.precision, p.error, math.nan if p.emulated is None else p.emulated)
                 for kind in ("one-group", "random")
                 for p in known.of_kind(kind)
             ]
         if options.again or any(math.isnan(pair.emulated) for pair in pairs):
-            plans = [plan_of(model, groups, pair.precision) for pair in pairs]
+            plans = [common.plan_of(model, groups, pair.precision) for pair in pairs]
             errors = emulate(context, plans)
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     agreements = report(groups, pairs)
-    rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]
+    rows = [{**asdict(p), **{k: common.rounded(getattr(p, k)) for k in ("measured", "emulated")}} for p in pairs]
     return {"model": path.stem, "agreement": agreements, "plans": rows}
 
 

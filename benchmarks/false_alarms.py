@@ -215,9 +215,8 @@ def candidates(case: Case) -> tuple[list[Row], list[str]]:
 def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
     """All models, each in a folder of its own."""
     every = [*networks(seeds), *zoo(), *compared(), *stored()]
-    every += [
-        (f"candidate {name}", partial(make, is_candidate=True)) for name, make in networks(1) if " sound " in name
-    ]
+    sound = [(name, make) for name, make in networks(1) if " sound " in name]
+    every += [(f"candidate {name}", partial(make, is_candidate=True)) for name, make in sound]
     for name, make in every:
         if only in name:
             place = folder / f"{abs(hash(name))}"
@@ -272,11 +271,8 @@ def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Pa
     case = placed(proto, ROWS, name, place, planted=planted)
     onnx.save(converted(proto), place / "half.onnx")
     # The trace shows where the named node lies.
-    return replace(
-        case,
-        right=frozenset({"first-difference"}) if planted else case.right,
-        beside={"candidate": place / "half.onnx"},
-    )
+    right = frozenset({"first-difference"}) if planted else case.right
+    return replace(case, right=right, beside={"candidate": place / "half.onnx"})
 
 
 def recorded(make: Callable[[Path, Path], Arrays], name: str, place: Path) -> Case:

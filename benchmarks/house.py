@@ -70,9 +70,8 @@ def _hops() -> str:
     asked = [frame for frame in sent["stack"] if "/commands/" in frame[0]][:1]
     stack = [*sent["stack"][sent["stack"].index(asked[0]) :], *timed["stack"]]
     for path, line, name in stack:
-        print(
-            f"  {'->' if _only_forwards(path, line) else '  '} {Path(path).relative_to(ROOT)}:{name}", file=sys.stderr
-        )
+        mark = "->" if _only_forwards(path, line) else "  "
+        print(f"  {mark} {Path(path).relative_to(ROOT)}:{name}", file=sys.stderr)
     return f"{len(stack)}, {sum(_only_forwards(path, line) for path, line, _ in stack)}"
 
 

@@ -168,17 +168,16 @@ class Bench:
     def _open(self) -> None:
         """Prepare the worker; the first call of all fixes the repetitions of the baseline and its latency."""
         known = self.record.repetitions
-        job = ReadyJob(
-            baseline=self._baseline,
-            samples=self.context.samples(self._which),
-            provider=self.provider,
-            latency=self.settings.latency,
-            repetitions=None if known is None else Repetitions.from_json(known),
-            tf32_by_environment=self._emulating.builder.tf32_by_environment,
-        )
+        job = ReadyJob(repetitions=None if known is None else Repetitions.from_json(known), **self._session())
         ready = require(self._worker.call(job, JOB_TIMEOUT_S))
         if known is None:
             self.record.begin(ready.repetitions.to_json(), ready.baseline_ms)
+
+    def _session(self) -> dict[str, Any]:
+        """What every job opens."""
+        shared = {"baseline": self._baseline, "samples": self.context.samples(self._which), "provider": self.provider}
+        tf32 = self._emulating.builder.tf32_by_environment
+        return {**shared, "latency": self.settings.latency, "tf32_by_environment": tf32}
 
     def _missing_kernels(self) -> MissingKernels:
         """Operators without an FP16 kernel, as a search finds them; asked once, and kept in the folder.
@@ -200,14 +199,6 @@ class Bench:
             finally:
                 path.unlink(missing_ok=True)
         assert self.record.repetitions is not None
-        job = TimeJob(
-            model=plan,
-            baseline=self._baseline,
-            samples=self.context.samples(self._which),
-            reference=self.context.reference(self._which),
-            provider=self.provider,
-            latency=self.settings.latency,
-            repetitions=Repetitions.from_json(self.record.repetitions),
-            tf32_by_environment=self._emulating.builder.tf32_by_environment,
-        )
+        repetitions, reference = Repetitions.from_json(self.record.repetitions), self.context.reference(self._which)
+        job = TimeJob(model=plan, reference=reference, repetitions=repetitions, **self._session())
         return self._worker.call(job, self._plan_timeout_s)

@@ -114,9 +114,8 @@ def run_tests(tree: Path, tests: list[str], limit_s: float, without: list[str]) 
         )
         log.seek(0)
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", log.read(), re.MULTILINE)
-    outcome = {0: "survived", 5: "survived", -9: "limit", 137: "limit", -24: "limit", 152: "limit"}.get(
-        code, "caught"
-    )  # 5: none were collected
+    # 5: none were collected.
+    outcome = "survived" if code in (0, 5) else "limit" if code in (-9, 137, -24, 152) else "caught"
     return outcome, "" if outcome != "caught" else failed[1] if failed else f"pytest ends with {code}"
 
 

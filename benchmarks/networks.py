@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import save
+from benchmarks.peers.own import last_words
 from mptune.json_form import decode_float
 
 ROOT = Path(__file__).resolve().parent.parent
 TITLES = {
+    "whisper": "Whisper base, encoder",
+    "notes": "Basic Pitch, *trained*",
+    "depth": "Depth Anything S, 266 px",
+    "speech-quality": "DNSMOS speech quality, *trained*",
+    "segformer": "SegFormer-B1, 512 px",
+    "pitch-tiny": "CREPE tiny, *trained*",
+    "convnext": "ConvNeXt-V2 nano, batch 1",
+    "text-recogniser": "PP-OCRv4 text recogniser, *trained*",
+    "rtdetr": "RT-DETR-R18, 640 px",
+    "body-detector": "NudeNet detector, *trained*",
+    "text-detector": "PP-OCRv4 text detector, *trained*",
+    "captcha-detector": "captcha detector, *trained*",
+    "digits_vit": "the digits model, *trained*",
     "resnet50": "ResNet-50, batch 8",
     "vit_s": "ViT-S, batch 8",
     "swin_t": "Swin-T, batch 8",
@@ -34,14 +47,6 @@ TITLES = {
     "unet": "U-Net with cross attention",
     "decoder": "decoder blocks, RMSNorm and RoPE",
     "detector": "detector with FPN and decode",
-    "text-detector": "PP-OCRv4 text detector, *trained*",
-    "text-recogniser": "PP-OCRv4 text recogniser, *trained*",
-    "body-detector": "NudeNet detector, *trained*",
-    "captcha-detector": "captcha detector, *trained*",
-    "speech-quality": "DNSMOS speech quality, *trained*",
-    "notes": "Basic Pitch, *trained*",
-    "pitch-tiny": "CREPE tiny, *trained*",
-    "digits_vit": "the digits model, *trained*",
 }
 HEADER = (
     "| network | all-FP32, ms | TF32, ms | error | all-FP16, ms | error | chosen, ms | error | groups in FP32 |\n"
@@ -68,12 +73,8 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
     with tempfile.TemporaryDirectory() as folder:
         run, start = Path(folder) / "run.mptune", time.monotonic()
         command = [sys.executable, "-m", "mptune", "search", str(model), "--data", str(data), "--out", str(run)]
-        try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return {"failure": f"not done after {timeout_s:.0f} s"}
-        if done.returncode:
-            return {"failure": done.stderr[-2000:]}
+        if (failure := last_words(command, timeout_s, cwd=ROOT)) is not None:
+            return {"failure": failure}
         front = json.loads((run / "front.json").read_text(encoding="utf-8"))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,8 @@
 A search runs in a process of its own, which imports one checkout, in a new run directory. Its seconds are those of the
 whole process; its parts are the calls into the toolchain and the sampler, without those that they call in turn. Each
 search is a line in ``searches.jsonl`` in the work folder: the same command goes on where it was, and begins no search
-that would not end within ``--limit``. Digits is the model in ``benchmarks/models``; any other is made by its script
-there (torch, torchvision), or is the path of an ONNX file with its samples beside it (``.npz``). What a part is busy
+that would not end within ``--limit``. A model is one of ``benchmarks.peers``, made by its script (torch, torchvision),
+or the path of an ONNX file with its samples beside it (``.npz``). What a part is busy
 with inside, py-spy says: ``py-spy record --subprocesses``.
 """
 
@@ -31,9 +31,6 @@ from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("before", "after")
-OWN_FILES = {"digits_vit": (HERE / "models" / "digits_vit.onnx", HERE / "models" / "digits_calib.npz")}
-ROWS_A_SAMPLE = {"digits_vit": 8}
-MADE_WITH = {"swin_t": ("--batch", "8", "--samples", "16")}
 FIRST_S = 200.0
 """Seconds that a first search of a model may take; later ones may take 1.1 times the longest before."""
 
@@ -108,8 +105,7 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     with time_parts(seconds, calls):
-        batch = ROWS_A_SAMPLE.get(name, 1)
-        front = mptune.search(job["model"], data=job["data"], out=out, batch=batch, progress=False, **job["settings"])
+        front = mptune.search(job["model"], data=job["data"], out=out, progress=False, **job["settings"])
     chosen = front.chosen
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
@@ -128,25 +124,22 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_model(name: str, work: Path) -> tuple[str, Path, Path]:
-    """Name and files of a model."""
-    if name in OWN_FILES:
-        return name, *OWN_FILES[name]
-    path = Path(name) if name.endswith(".onnx") else work / f"{name}.onnx"
-    data = path.with_suffix(".npz")
-    if not (path.exists() and data.exists()):
-        command = [sys.executable, "-m", f"benchmarks.models.{name}", "--out", str(path.with_suffix(""))]
-        subprocess.run([*command, *MADE_WITH.get(name, ())], check=True, cwd=HERE.parent, stdout=subprocess.DEVNULL)
-    return path.stem, path.resolve(), data.resolve()
+def make_model(name: str, work: Path) -> tuple[str, Path, Path, int]:
+    """Name and files of a model, and rows a sample."""
+    from benchmarks.peers.models import MODELS
+
+    if name.endswith(".onnx"):
+        return Path(name).stem, Path(name).resolve(), Path(name).with_suffix(".npz").resolve(), 1
+    return name, *(path.resolve() for path in MODELS[name].make(work)), MODELS[name].rows
 
 
-def start(options: argparse.Namespace, model: tuple[str, Path, Path], side: str, seed: int) -> dict[str, Any]:
+def start(options: argparse.Namespace, model: tuple[str, Path, Path, int], side: str, seed: int) -> dict[str, Any]:
     """One search, in a process that imports one checkout."""
     root = HERE.parent if side == "after" else options.before.resolve()
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    settings = {"budget": options.budget, "target": options.target, "seed": seed}
+    settings = {"budget": options.budget, "target": options.target, "seed": seed, "batch": model[3]}
     settings |= {} if options.max_error is None else {"max_error": options.max_error}
-    job = dict(zip(("name", "model", "data"), map(str, model), strict=True))
+    job = dict(zip(("name", "model", "data"), map(str, model), strict=False))
     job |= {"side": side, "work": str(options.work), "settings": settings}
     command = [sys.executable, "-P", str(HERE / "pace.py"), "--one", json.dumps(job)]
     log = options.work / f"{model[0]}-{side}-{seed}.log"

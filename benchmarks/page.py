@@ -85,9 +85,7 @@ def synthetic(evaluations: int, count: int, seed: int = 0) -> PageContent:
         explanation=explanation,
     )
     volume = hypervolumes(made, made[0], REFERENCE_ERROR)
-    progress = Progress(
-        volume, REFERENCE_ERROR, evaluations, 20.0 * evaluations, 15.0 * evaluations, 23.0 * evaluations
-    )
+    progress = Progress(volume, REFERENCE_ERROR, evaluations, *(s * evaluations for s in (20.0, 15.0, 23.0)))
     return PageContent(front, made, groups, None, progress)
 
 

@@ -24,10 +24,8 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
-import importlib.metadata  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
-import platform  # noqa: E402
 import warnings  # noqa: E402
 from collections.abc import Iterable, Iterator, Sequence  # noqa: E402
 from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: E402
@@ -39,9 +37,9 @@ import numpy as np  # noqa: E402
 import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
+from benchmarks.common import save  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import Hard, Truth, search  # noqa: E402
-from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.dominance import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.plans import Bools, Floats  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
@@ -154,20 +152,6 @@ def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
             yield done.result()
 
 
-def describe(budget: int) -> dict[str, Any]:
-    """Where the figures were taken, and with what."""
-    versions = {}
-    for package in ("numpy", "scipy", "optuna", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    here = describe_environment().to_json()
-    versions["python"] = platform.python_version()
-    environment = {"versions": versions, **{key: here[key] for key in ("os", "cpu", "cpu_count")}}
-    return {"budget": budget, "reference_error": REFERENCE_ERROR, "environment": environment}
-
-
 def main() -> None:
     """Run, print a table, write."""
     every = (*SAMPLERS, "reachable")
@@ -228,14 +212,9 @@ def main() -> None:
             if key not in runs:
                 runs[key], rows[key] = earlier, summary(earlier)
         order = sorted(runs, key=lambda key: (key[0], every.index(key[1]) if key[1] in every else len(every), -key[2]))
-        document = {
-            **describe(arguments.budget),
-            **models,
-            "summary": [rows[key] for key in order],
-            "runs": [run for key in order for run in runs[key]],
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(_document(document))
+        document = {"budget": arguments.budget, "reference_error": REFERENCE_ERROR, **models}
+        document |= {"summary": [rows[key] for key in order], "runs": [run for key in order for run in runs[key]]}
+        save(arguments.out, document, lists=("summary", "runs"))
 
 
 _Key = tuple[int, str, float]
@@ -256,17 +235,6 @@ def _earlier(path: Path, models: dict[str, Any]) -> dict[_Key, list[dict[str, An
         if "gains" in run:
             runs.setdefault(_key(run), []).append(run)
     return runs
-
-
-def _document(document: dict[str, Any]) -> str:
-    """JSON in which each item of a list stands on one line."""
-    parts = []
-    for key, value in document.items():
-        text = json.dumps(value)
-        if isinstance(value, list):
-            text = "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n]"
-        parts.append(f"{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 if __name__ == "__main__":

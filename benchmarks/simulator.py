@@ -29,14 +29,7 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 
-from mptune.tuning.dominance import (
-    ERROR_FLOOR,
-    dominated_area,
-    exactness,
-    gains,
-    hypervolume_improvement,
-    pareto_staircase,
-)
+from mptune.tuning import dominance
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, CutSolver, Floats, plan_keys
 from mptune.tuning.sampler.trials import Prior, set_outcome
 
@@ -139,7 +132,7 @@ class Truth:
         if self.hard is not None:
             products = self.errors[1:] * self.errors[:-1]
             squares += (plans[:, 1:] & plans[:, :-1]) @ (2.0 * self.correlations * products)
-        error: Floats = np.sqrt(squares + ERROR_FLOOR**2)
+        error: Floats = np.sqrt(squares + dominance.ERROR_FLOOR**2)
         return error
 
     def finite(self, plans: Bools) -> Bools:
@@ -178,17 +171,17 @@ class Truth:
     def coordinates(self, plans: Bools) -> tuple[Floats, Floats]:
         """Gain and exactness (``mptune.tuning.dominance``) of the rows that are finite."""
         plans = plans[self.finite(plans)]
-        return gains(self.latency(plans), self.base), exactness(self.error(plans))
+        return dominance.gains(self.latency(plans), self.base), dominance.exactness(self.error(plans))
 
     def hypervolume(self, plans: Bools) -> float:
         """Of the true latencies and errors, against the base latency and the reference error."""
-        return dominated_area(*self.coordinates(plans))
+        return dominance.dominated_area(*self.coordinates(plans))
 
     def gain_within(self, plans: Bools, limit: float) -> float:
         """Largest share of the base latency that one of the plans saves whose error is within the limit, at least 0."""
         sound = plans[self.finite(plans)]
         within = sound[self.error(sound) <= limit]
-        return float(gains(self.latency(within), self.base).max(initial=0.0))
+        return float(dominance.gains(self.latency(within), self.base).max(initial=0.0))
 
     def front(self, plans: Bools) -> Bools:
         """The plans that no other beats."""
@@ -227,8 +220,8 @@ class Truth:
         gain, exact = self.coordinates(front)
         chosen: list[int] = []
         for _ in range(min(builds, len(front))):
-            staircase = pareto_staircase(gain[chosen], exact[chosen])
-            chosen.append(int(np.argmax(hypervolume_improvement(gain, exact, *staircase))))
+            staircase = dominance.pareto_staircase(gain[chosen], exact[chosen])
+            chosen.append(int(np.argmax(dominance.hypervolume_improvement(gain, exact, *staircase))))
         return self.hypervolume(front[chosen])
 
 

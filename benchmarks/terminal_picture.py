@@ -25,13 +25,8 @@ def printed(arguments: list[str]) -> str:
     """Standard output of mptune on a terminal, with its colours."""
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mptune", *arguments],
-        stdout=terminal,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        cwd=ROOT,
-    )
+    command, quiet = [sys.executable, "-m", "mptune", *arguments], subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=terminal, stderr=quiet, env=environment, cwd=ROOT)
     os.close(terminal)
     parts = []
     while True:
@@ -52,9 +47,8 @@ def main() -> None:
         run = Path(folder) / "digits_vit.mptune"
         text = printed([*ARGUMENTS.split(), "--out", str(run)]).replace(f"{run.parent}/", "")
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
-    console.print(
-        Text.assemble(("$ ", "bold green"), f"mptune {ARGUMENTS}".replace(" --data", " \\\n    --data")), soft_wrap=True
-    )
+    command = f"mptune {ARGUMENTS}".replace(" --data", " \\\n    --data")
+    console.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=True)
     console.print(Text.from_ansi(text.rstrip().replace(f"{ROOT}/", "")), soft_wrap=True)
     svg = console.export_svg(title="mptune")
     # No fonts from elsewhere: the page must not call another host.

@@ -45,21 +45,32 @@ class Ready:
     baseline_ms: float
 
 
-@dataclass(frozen=True)
-class ReadyJob:
-    """Open the baseline's session (a first session loads libraries too), warm the clocks up, and time it."""
+@dataclass(frozen=True, kw_only=True)
+class SessionJob:
+    """What both jobs open: the baseline, which stays open, on one set of samples."""
 
     baseline: Path
     samples: Path
     provider: Provider
     latency: LatencySettings
-    repetitions: Repetitions | None
     tf32_by_environment: bool = False
 
-    def run(self, state: WorkerState) -> Ready:
+    def open(self, state: WorkerState) -> tuple[OrtSession, Sequence[Outputs], SessionOptions]:
+        tf32: Tf32 = "off by environment" if self.tf32_by_environment else "off"
+        options = SessionOptions(self.provider, "timed", tf32=tf32, cuda_graph=self.latency.cuda_graph)
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
-        options = _options(self.provider, self.latency, by_environment=self.tf32_by_environment)
-        baseline = _baseline(state, self.baseline, options)
+        key = (self.baseline, options)
+        return state.cached("baseline", key, lambda: open_session(self.baseline, options)), samples, options
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyJob(SessionJob):
+    """Open the baseline's session (a first session loads libraries too), warm the clocks up, and time it."""
+
+    repetitions: Repetitions | None
+
+    def run(self, state: WorkerState) -> Ready:
+        baseline, samples, _ = self.open(state)
         watch = baseline.stopwatch(samples[0])
         found = calibrate(watch.run_once, monotonic_ms, self.latency)
         repetitions = self.repetitions or replace(found, warmup_ms=WARMUP_MS)
@@ -70,33 +81,17 @@ class ReadyJob:
         return Ready(repetitions, baseline_ms)
 
 
-def _options(provider: Provider, latency: LatencySettings, *, by_environment: bool) -> SessionOptions:
-    tf32: Tf32 = "off by environment" if by_environment else "off"
-    return SessionOptions(provider, "timed", tf32=tf32, cuda_graph=latency.cuda_graph)
-
-
-def _baseline(state: WorkerState, path: Path, options: SessionOptions) -> OrtSession:
-    return state.cached("baseline", (path, options), lambda: open_session(path, options))
-
-
-@dataclass(frozen=True)
-class TimeJob:
+@dataclass(frozen=True, kw_only=True)
+class TimeJob(SessionJob):
     """Open a candidate's session, run it on all samples, and time it in turn with the baseline on the first."""
 
     model: Path
-    baseline: Path
-    samples: Path
     reference: Path
-    provider: Provider
-    latency: LatencySettings
     repetitions: Repetitions
-    tf32_by_environment: bool = False
 
     def run(self, state: WorkerState) -> Timed:
-        samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
+        base, samples, options = self.open(state)
         wanted = state.cached("reference", self.reference, partial(read_samples, self.reference))
-        options = _options(self.provider, self.latency, by_environment=self.tf32_by_environment)
-        base = _baseline(state, self.baseline, options)
         started = time.perf_counter()
         candidate = open_session(self.model, options)
         try:

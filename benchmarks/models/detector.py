@@ -27,14 +27,12 @@ class Head(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.classes = nn.Sequential(
-            normed(CHANNELS, CHANNELS, 3), nn.SiLU(), normed(CHANNELS, CHANNELS, 3), nn.SiLU(),
-            nn.Conv2d(CHANNELS, CLASSES, 1),
-        )  # fmt: skip
-        self.sides = nn.Sequential(
-            normed(CHANNELS, CHANNELS, 3), nn.SiLU(), normed(CHANNELS, CHANNELS, 3), nn.SiLU(),
-            nn.Conv2d(CHANNELS, 4 * BINS, 1),
-        )  # fmt: skip
+
+        def tower(outputs: int) -> nn.Sequential:
+            layers = [layer for _ in range(2) for layer in (normed(CHANNELS, CHANNELS, 3), nn.SiLU())]
+            return nn.Sequential(*layers, nn.Conv2d(CHANNELS, outputs, 1))
+
+        self.classes, self.sides = tower(CLASSES), tower(4 * BINS)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.classes(x), self.sides(x)

@@ -194,17 +194,16 @@ def accuracy(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
     return float((logits.argmax(axis=1) == labels).mean())
 
 
-def export(model: SmallViT, path: Path, exporter: str) -> None:
-    if exporter == "torchscript":
-        # Deprecated, and still the exporter that names nodes by their scope (/blocks.1/attn/softmax/Softmax).
-        how = {"dynamo": False, "dynamic_axes": {"image": {0: "batch"}, "logits": {0: "batch"}}}
-    else:
-        shapes = {"image": {0: torch.export.Dim("batch")}}
-        how = {"dynamo": True, "dynamic_shapes": shapes, "external_data": False, "verbose": False}
-    names = {"input_names": ["image"], "output_names": ["logits"]}
+def export(model: SmallViT, path: Path) -> None:
+    axes, names = (
+        {"image": {0: "batch"}, "logits": {0: "batch"}},
+        {"input_names": ["image"], "output_names": ["logits"]},
+    )
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both exporters warn about torch's own insides
-        torch.onnx.export(model, (torch.zeros(2, 1, 8, 8),), path, opset_version=OPSET, **names, **how)
+        warnings.simplefilter("ignore")  # about torch's own insides
+        # Deprecated, and still the exporter that names nodes by their scope (/blocks.1/attn/softmax/Softmax).
+        how = {"opset_version": OPSET, "dynamo": False, "dynamic_axes": axes, **names}
+        torch.onnx.export(model, (torch.zeros(2, 1, 8, 8),), path, **how)
     onnx.checker.check_model(onnx.load(path), full_check=True)
 
 
@@ -218,7 +217,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "digits_vit.onnx", help="the model to write")
     parser.add_argument("--calibration", type=Path, default=HERE / "digits_calib.npz", help="the samples to write")
     parser.add_argument("--samples", type=int, default=96, help="calibration samples, from the training split")
-    parser.add_argument("--exporter", choices=("torchscript", "dynamo"), default="torchscript")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -236,7 +234,7 @@ def main() -> None:
         logits = model(torch.from_numpy(split.test_images)).numpy()
     print(f"held-out accuracy, PyTorch: {accuracy(logits, split.test_labels):.2%}")
 
-    export(model, options.out, options.exporter)
+    export(model, options.out)
     exported = run_onnx(options.out, split.test_images)
     print(f"held-out accuracy, ONNX:    {accuracy(exported, split.test_labels):.2%}")
     print(f"largest difference of a logit, ONNX to PyTorch: {np.abs(exported - logits).max():.2g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def draw_uneven_weights(model: nn.Module, seed: int, draw_rest: Callable[[torch.
 
 
 def export(
-    model: nn.Module, options: argparse.Namespace, samples: Mapping[str, np.ndarray], outputs: Sequence[str]
+    model: nn.Module, options: argparse.Namespace, samples: Mapping[str, np.ndarray], outputs: Sequence[str], **how: Any
 ) -> None:
     """Write the model, traced with the first batch of the samples, and the samples.
 
@@ -53,6 +54,7 @@ def export(
         options: of ``parse``.
         samples: input -> ``batch * samples`` rows.
         outputs: names.
+        how: more options of ``torch.onnx.export``.
     """
     torch.onnx.export(
         model,
@@ -62,5 +64,6 @@ def export(
         input_names=list(samples),
         output_names=list(outputs),
         dynamo=False,
+        **how,
     )
     np.savez(options.out.with_suffix(".npz"), **samples)

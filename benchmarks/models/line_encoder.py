@@ -22,6 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.models.exporting import export
+from benchmarks.models.text_encoder import Layer
+
 HERE = Path(__file__).resolve().parent
 LENGTH, WIDTH, DEPTH, HEADS = 64, 64, 2, 4
 CODE, PROSE = 0, 1
@@ -32,25 +35,6 @@ MASKED = -1e9
 """Added to the attention scores of padding: beyond FP16, where it is -inf."""
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.proj = nn.Linear(WIDTH, WIDTH)
-        self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH, eps=1e-12), nn.LayerNorm(WIDTH, eps=1e-12)
-        self.act = nn.GELU()
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        def heads(y: torch.Tensor) -> torch.Tensor:
-            return y.reshape(-1, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2)
-
-        scores = heads(self.query(x)) @ heads(self.key(x)).transpose(-2, -1) / (WIDTH // HEADS) ** 0.5 + mask
-        read = (scores.softmax(-1) @ heads(self.value(x))).transpose(1, 2).reshape(-1, LENGTH, WIDTH)
-        x = self.norm1(x + self.proj(read))
-        return self.norm2(x + self.fc2(self.act(self.fc1(x))))
-
-
 class LineEncoder(nn.Module):
     """Bytes of a line, (N, 64) with zeros behind its end, to an embedding of unit length (N, 64) and scores (N, 2)."""
 
@@ -59,7 +43,7 @@ class LineEncoder(nn.Module):
         self.bytes = nn.Embedding(256, WIDTH)
         self.positions = nn.Parameter(0.02 * torch.randn(1, LENGTH, WIDTH))
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
-        self.layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+        self.layers = nn.ModuleList(Layer(LENGTH, WIDTH, HEADS) for _ in range(DEPTH))
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,18 +132,10 @@ def main() -> None:
     accuracy = (scores.argmax(1) == test_y).mean()
     print(f"{len(x)} lines to train; accuracy on {len(test_x)} held-out lines {accuracy:.4f}")
 
-    torch.onnx.export(
-        model,
-        (torch.from_numpy(test_x[:2]),),
-        str(options.out / "line_encoder.onnx"),
-        input_names=["text"],
-        output_names=["embedding", "scores"],
-        dynamic_axes={name: {0: "batch"} for name in ("text", "embedding", "scores")},
-        opset_version=17,
-        dynamo=False,
-    )
-    np.savez_compressed(options.out / "line_encoder.npz", text=test_x[:96])
-    np.savez_compressed(options.out / "line_encoder_labels.npz", scores=test_y[:96])
+    options.out, options.batch, options.opset = options.out / "line_encoder", 2, 17
+    axes = {name: {0: "batch"} for name in ("text", "embedding", "scores")}
+    export(model, options, {"text": test_x[:96]}, ["embedding", "scores"], dynamic_axes=axes)
+    np.savez_compressed(options.out.with_name("line_encoder_labels.npz"), scores=test_y[:96])
 
 
 if __name__ == "__main__":

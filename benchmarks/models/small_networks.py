@@ -53,10 +53,8 @@ class Network:
         seen = self.run(x)
         scale = self.constant(f"{name}.s", self.rng.uniform(0.8, 1.2, channels))
         bias = self.constant(f"{name}.b", self.rng.normal(0, 0.1, channels))
-        mean, variance = (
-            self.constant(f"{name}.m", seen.mean((0, 2, 3))),
-            self.constant(f"{name}.v", seen.var((0, 2, 3))),
-        )
+        moments = ((".m", seen.mean((0, 2, 3))), (".v", seen.var((0, 2, 3))))
+        mean, variance = (self.constant(name + end, values) for end, values in moments)
         return self.add("BatchNormalization", [x, scale, bias, mean, variance], name)
 
     def run(self, output: str) -> np.ndarray:
@@ -96,9 +94,8 @@ def keypoints(rng: np.random.Generator, fault: str) -> Network:
     x = net.add("Relu", [net.batch_norm(net.conv(x, "body", 8, 16), "body.bn", 16)], "body.act")
     heat = net.conv(x, "heat", 16, 4, 1)
     if fault == "sharp":  # correlations in the thousands, with two places that are about as good
-        net.data["image"][..., 16:] = net.data["image"][..., :16] + np.float32(1e-4) * rng.uniform(
-            size=(8, 3, 32, 16)
-        ).astype(np.float32)
+        grain = rng.uniform(size=(8, 3, 32, 16)).astype(np.float32)
+        net.data["image"][..., 16:] = net.data["image"][..., :16] + np.float32(1e-4) * grain
         heat = net.add("Mul", [heat, net.constant("sharpness", 3000.0)], "sharpen")
     flat = net.add("Reshape", [heat, net.constant("flat", [0, 4, 256], np.int64)], "flatten")
     place = net.add("Softmax", [flat], "softmax", axis=-1)
@@ -176,29 +173,22 @@ def encoder(rng: np.random.Generator, fault: str) -> Network:
     """Tokens with a padding mask, one attention layer, the mean over what is no padding."""
     length, width = 12, 16
     real = np.arange(length)[None] < rng.integers(4, length + 1, (SAMPLES, 1))
-    net = Network(
-        rng, {"ids": np.where(real, rng.integers(1, 64, (SAMPLES, length)), 0), "mask": real.astype(np.float32)}
-    )
+    ids = np.where(real, rng.integers(1, 64, (SAMPLES, length)), 0)
+    net = Network(rng, {"ids": ids, "mask": real.astype(np.float32)})
     x = net.add("Gather", [net.weight("table", 64, width), "ids"], "embed")
     q, k, v = (net.add("MatMul", [x, net.weight(f"{n}.w", width, width)], n) for n in "qkv")
     scores = net.add("MatMul", [q, net.add("Transpose", [k], "kt", perm=[0, 2, 1])], "scores")
     wide = net.add("Unsqueeze", ["mask", net.constant("one axis", [1], np.int64)], "wide mask")
     low = -1e9 if fault == "mask" else -1e4
-    hidden = net.add(
-        "Mul", [net.add("Sub", [net.constant("one", 1.0), wide], "padding"), net.constant("low", low)], "low mask"
-    )
+    padding = net.add("Sub", [net.constant("one", 1.0), wide], "padding")
+    hidden = net.add("Mul", [padding, net.constant("low", low)], "low mask")
     place = net.add("Softmax", [net.add("Add", [scores, hidden], "masked")], "softmax", axis=-1)
     x = net.add("Add", [x, net.add("MatMul", [place, v], "mixed")], "residual")
-    x = net.add(
-        "LayerNormalization",
-        [x, net.constant("ln.s", np.ones(width)), net.constant("ln.b", np.zeros(width))],
-        "norm",
-        axis=-1,
-    )
+    scale, bias = net.constant("ln.s", np.ones(width)), net.constant("ln.b", np.zeros(width))
+    x = net.add("LayerNormalization", [x, scale, bias], "norm", axis=-1)
     column = net.add("Unsqueeze", ["mask", net.constant("last axis", [2], np.int64)], "column")
-    total = net.add(
-        "ReduceSum", [net.add("Mul", [x, column], "kept"), net.constant("axis", [1], np.int64)], "total", keepdims=0
-    )
+    real_rows = net.add("Mul", [x, column], "kept")
+    total = net.add("ReduceSum", [real_rows, net.constant("axis", [1], np.int64)], "total", keepdims=0)
     count = net.add("ReduceSum", ["mask", net.constant("axis too", [1], np.int64)], "count", keepdims=1)
     pooled = net.add("Div", [total, count], "mean")
     if fault == "dead":
@@ -210,17 +200,14 @@ def encoder(rng: np.random.Generator, fault: str) -> Network:
 def matcher(rng: np.random.Generator, fault: str) -> Network:
     """Two towers; embeddings of length one, and their product."""
     parts = rng.normal(size=(SAMPLES, 2, 4)) @ rng.normal(size=(4, 24)) + 0.1 * rng.normal(size=(SAMPLES, 2, 24))
-    net = Network(
-        rng, {"left": np.abs(parts[:, 0]).astype(np.float32), "right": np.abs(parts[:, 1]).astype(np.float32)}
-    )
+    net = Network(rng, {side: np.abs(parts[:, k]).astype(np.float32) for k, side in enumerate(("left", "right"))})
     ends = []
     for side in ("left", "right"):
         x = net.add("Relu", [net.add("MatMul", [side, net.weight(f"{side}.w", 24, 32)], f"{side} fc")], f"{side} act")
         x = net.add("MatMul", [x, net.weight(f"{side}.v", 32, 8)], f"{side} out")
         if fault == "empty" and side == "left":  # a vector of zeros has no direction
-            square = net.add(
-                "ReduceSum", [net.add("Mul", [x, x], "square"), net.constant("axis", [1], np.int64)], "sum", keepdims=1
-            )
+            axis = net.constant("axis", [1], np.int64)
+            square = net.add("ReduceSum", [net.add("Mul", [x, x], "square"), axis], "sum", keepdims=1)
             length = net.add("Sqrt", [net.add("Add", [square, net.constant("eps", 1e-12)], "guard")], "length")
             x = net.add("Div", [x, length], "left unit")
             net.data["left"][[1, 5]] = 0.0
@@ -238,10 +225,7 @@ def matcher(rng: np.random.Generator, fault: str) -> Network:
 
 NETWORKS: Mapping[str, tuple[Callable[[np.random.Generator, str], Network], Mapping[str, frozenset[str]]]] = {
     "keypoints": (keypoints, {"0..255": frozenset({"data-do-not-fit"}), "sharp": frozenset({"spacing"})}),
-    "autoencoder": (
-        autoencoder,
-        {"energy": frozenset({"overflow"}), "repeated": frozenset({"duplicate-samples"})},
-    ),
+    "autoencoder": (autoencoder, {"energy": frozenset({"overflow"}), "repeated": frozenset({"duplicate-samples"})}),
     "denoiser": (denoiser, {"contrast": frozenset({"vanishing-epsilon"}), "batch": frozenset({"rows-mix"})}),
     "forecaster": (forecaster, {"dropout": frozenset({"not-deterministic"}), "clock": frozenset({"cancellation"})}),
     "encoder": (encoder, {"mask": frozenset({"mask"}), "dead": frozenset({"reference-zero"})}),

@@ -21,22 +21,25 @@ MASKED = -1e4
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    """One block; its sizes are numbers, so that the export has them as constants."""
+
+    def __init__(self, length: int = LENGTH, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.proj = nn.Linear(WIDTH, WIDTH)
-        self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH, eps=1e-12), nn.LayerNorm(WIDTH, eps=1e-12)
+        self.sizes = length, heads, width // heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.proj = nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-12), nn.LayerNorm(width, eps=1e-12)
         self.act = nn.GELU()
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
+        length, count, head = self.sizes
 
         def heads(y: torch.Tensor) -> torch.Tensor:
-            return y.reshape(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2)
+            return y.reshape(-1, length, count, head).transpose(1, 2)
 
-        scores = heads(self.query(x)) @ heads(self.key(x)).transpose(-2, -1) / (WIDTH // HEADS) ** 0.5 + mask
-        read = (scores.softmax(-1) @ heads(self.value(x))).transpose(1, 2).reshape(batch, length, WIDTH)
+        scores = heads(self.query(x)) @ heads(self.key(x)).transpose(-2, -1) / head**0.5 + mask
+        read = (scores.softmax(-1) @ heads(self.value(x))).transpose(1, 2).reshape(-1, length, count * head)
         x = self.norm1(x + self.proj(read))
         return self.norm2(x + self.fc2(self.act(self.fc1(x))))
 

@@ -66,9 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--timeout", type=float, default=600.0, help="seconds of each converter")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
-    step.add_argument(
-        "--publish", action="store_true", help="write peers.json and the parts <!-- peers --> of the pages"
-    )
+    publish = "write peers.json and the parts <!-- peers --> of the pages"
+    step.add_argument("--publish", action="store_true", help=publish)
     return parser
 
 

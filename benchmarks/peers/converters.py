@@ -60,11 +60,8 @@ def autocast(given: Conversion, **options: Any) -> None:
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
-    options |= {
-        "low_precision_type": "fp16",
-        "keep_io_types": True,
-        "op_types_to_exclude": list(given.excluded) or None,
-    }
+    options |= {"low_precision_type": "fp16", "keep_io_types": True}
+    options["op_types_to_exclude"] = list(given.excluded) or None
     onnx.save(convert_to_mixed_precision(str(given.model), **options), given.out)
 
 

@@ -83,11 +83,10 @@ def run(task: Task) -> dict[str, Any]:
     world = open_world(task.results, task.model, task.seed, task.laws)
     is_own = task.sampler == "precision"
     try:
-        sampler = (
-            PrecisionSampler(world.prior(), seed=task.seed, limit=task.limit, emulate=world.emulate)
-            if is_own
-            else make_compared(task.sampler, task.seed, world.groups)
-        )
+        if is_own:
+            sampler = PrecisionSampler(world.prior(), seed=task.seed, limit=task.limit, emulate=world.emulate)
+        else:
+            sampler = make_compared(task.sampler, task.seed, world.groups)
         tries = _GP_TRIES * task.budget if task.sampler == "gp" else None
         plans, _ = search(world, sampler, task.budget, tries=tries, first=world.first if is_own else None)
     except Exception as error:  # whatever a peer raises is its result
@@ -227,9 +226,7 @@ def replay(model: str, options: argparse.Namespace, deadline: float) -> bool:
     with multiprocessing.get_context("spawn").Pool(min(options.jobs, max(1, len(tasks))), maxtasksperchild=1) as pool:
         for result in pool.imap_unordered(run, tasks):
             done[result["sampler"], result["seed"], result["budget"], result["limit"]] = result
-            runs = sorted(
-                done.values(), key=lambda run: (samplers.index(run["sampler"]), run["seed"], run["limit"] or 0)
-            )
+            runs = sorted(done.values(), key=lambda r: (samplers.index(r["sampler"]), r["seed"], r["limit"] or 0))
             save(out, {**document, "runs": runs}, lists=("runs",))
             words = result.get("failure") or f"{result['built']} plans, hypervolume {result['curve'][-1]:.4f}"
             print(f"{result['sampler']:<10} seed {result['seed']} limit {result['limit']}: {words}", flush=True)

@@ -50,9 +50,8 @@ def read_cases(rows: Sequence[Published], folder: Path) -> list[Case]:
     for name in dict.fromkeys(row.network for row in rows):
         same = [row for row in rows if row.network == name]
         network = Network(load_model(model_file(same[0], folder)))
-        predictors |= {
-            (name, r.target, r.precision): network.predictor(load_target(r.target), r.precision) for r in same
-        }
+        for r in same:
+            predictors[name, r.target, r.precision] = network.predictor(load_target(r.target), r.precision)
     return [Case(row, predictors[row.network, row.target, row.precision]) for row in rows]
 
 
@@ -86,10 +85,8 @@ def agreements(document: Mapping[str, Any], fit: str) -> dict[tuple[str, str], A
 def table(document: Mapping[str, Any]) -> str:
     """In Markdown: a line per module and precision."""
     every = {fit: agreements(document, fit) for fit in FITS}
-    lines = [
-        "| module | precision | n | tau | median, log-sd | family left out | module left out | large kernels; tau |",
-        "|" + " --- |" * 8,
-    ]
+    heads = "| module | precision | n | tau | median, log-sd | family left out | module left out | large kernels; tau |"
+    lines = [heads, "|" + " --- |" * 8]
     for key, whole in every["with all"].items():
         before = every["large kernels"][key]
         cells = [*key, str(whole.count), _tau(whole), *(_spread(every[fit][key]) for fit in FITS[:3])]

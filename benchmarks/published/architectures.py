@@ -27,12 +27,6 @@ def _import_without_operators() -> None:
     import torchvision  # noqa: F401
 
 
-def _torchvision(name: str) -> nn.Module:
-    from torchvision.models import get_model
-
-    return get_model(name, weights=None)
-
-
 def _timm(name: str, **options: object) -> nn.Module:
     import timm
 
@@ -203,17 +197,11 @@ class _Yolox(nn.Module):
         return torch.cat(levels, 2).transpose(1, 2)
 
 
+_TORCHVISION = {"resnext50": "resnext50_32x4d", "shufflenetv2": "shufflenet_v2_x1_0", "mobilenetv2": "mobilenet_v2"}
+_TORCHVISION |= {name: name for name in ("resnet18", "resnet34", "resnet50")}
+_TIMM = {"mobilenetv1": "mobilenetv1_100", "vitb32_224": "vit_base_patch32_224"}
+_TIMM |= {"swinb384": "swin_base_patch4_window12_384"}
 _MAKERS: dict[str, Callable[[], nn.Module]] = {
-    "resnet18": lambda: _torchvision("resnet18"),
-    "resnet34": lambda: _torchvision("resnet34"),
-    "resnet50": lambda: _torchvision("resnet50"),
-    "resnext50": lambda: _torchvision("resnext50_32x4d"),
-    "shufflenetv2": lambda: _torchvision("shufflenet_v2_x1_0"),
-    "mobilenetv2": lambda: _torchvision("mobilenet_v2"),
-    "mobilenetv1": lambda: _timm("mobilenetv1_100"),
-    "seresnet50": lambda: _timm("seresnet50"),
-    "swinb384": lambda: _timm("swin_base_patch4_window12_384"),
-    "vitb32_224": lambda: _timm("vit_base_patch32_224"),
     "clipvit_b32_768": lambda: _timm("vit_base_patch32_224", img_size=768),
     "clipvit_b16_768": lambda: _timm("vit_base_patch16_224", img_size=768),
     "fcn_r50d8": lambda: _segmenter("fcn_resnet50"),
@@ -229,7 +217,13 @@ _MAKERS: dict[str, Callable[[], nn.Module]] = {
 def _make(architecture: str) -> nn.Module:
     if architecture in _MAKERS:
         return _MAKERS[architecture]()
-    return _ultralytics(architecture) if architecture.startswith("yolo") else _timm(architecture)
+    if architecture in _TORCHVISION:
+        from torchvision.models import get_model
+
+        return get_model(_TORCHVISION[architecture], weights=None)
+    return (
+        _ultralytics(architecture) if architecture.startswith("yolo") else _timm(_TIMM.get(architecture, architecture))
+    )
 
 
 def export(name: str, size: tuple[int, int], batch: int, path: Path) -> None:

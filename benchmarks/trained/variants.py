@@ -32,7 +32,6 @@ CONVERTERS = {
 """Name in the table -> name in ``benchmarks.peers.converters``."""
 OWN = (CHOSEN, WITHIN, ALL_FP16)
 VARIANTS = (FP32, *OWN, *CONVERTERS)
-JUDGE_TIMEOUT_S = 120.0
 ROOT = Path(__file__).parents[2]
 
 Row = dict[str, Any]
@@ -137,12 +136,12 @@ def convert(folder: Path, variant: str, python: str, timeout_s: float) -> Row:
     return step
 
 
-def judge(folder: Path, variant: str) -> Row:
+def judge(folder: Path, variant: str, timeout_s: float) -> Row:
     """Load the variant, run it on the held-out samples, and compare it with FP32."""
     out = folder / "variants" / "judged.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.trained.judging", str(folder), variant, str(out)]
-    step = run_step(command, JUDGE_TIMEOUT_S)
+    step = run_step(command, timeout_s)
     row: Row = json.loads(out.read_text()) if out.exists() else {}
     if "failure" in step and "failure" not in row:
         row["failure"] = f"{row.pop('stage', 'opening')}: {step['failure']}"
@@ -163,7 +162,7 @@ def run_model(folder: Path, budget: int, converters: str, timeout_s: float, kept
     for variant in VARIANTS:
         row = rows.setdefault(variant, {})
         if file_of(folder, variant).exists():
-            judged = judge(folder, variant)
+            judged = judge(folder, variant, timeout_s)
             rows[variant] = {**judged, **row} if "predicted_ms" in row else {**row, **judged}
         elif "conversion" in row:
             row["failure"] = f"conversion: {row['conversion']}"

@@ -76,13 +76,23 @@ def _outputs_permuted(v: Values) -> Words:
     if v.kind == "outputs":
         text = f"output {v.name!r} holds what is {v.other!r} of the reference"
         return Words(text, "read outputs by name, not by position, or exchange the two")
+    if v.kind == "form":
+        return _other_form(v)
     what = "rows" if v.kind == "rows" else f"entries along axis {v.axis}"
     text = f"output {v.output!r} has its {what} in another order: {v.moved} of {v.entries} moved ({v.shown})"
     return Words(text, "give them in the reference's order, or in that of the data, one row for each of its rows")
 
 
+def _other_form(v: Values) -> Words:
+    text = f"output {v.output!r}, entries {v.entries} along axis {v.axis}: the candidate holds {v.form}, the reference"
+    text += f" {v.other}; with both in one form the difference is {v.left:.2g} of the spread"
+    return Words(text, "end both models with the same operators, or bring the outputs into one form before comparing")
+
+
 @COMPARISON.row("attribute-differs", "warning", "two models differ in an attribute, a constant or their structure")
 def _attribute_differs(v: Values) -> Words:
+    if v.get("kind") == "form":
+        return _other_form(v)
     then = f"output {v.place!r} then has {v.error_shown} (all-FP16 with its pins gives {v.judged_fp16:.3g})"
     cure = "export both from the same source, or give this node the same value in both"
     if not v.get("node"):

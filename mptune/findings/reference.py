@@ -156,7 +156,7 @@ def _rows_selected(v: Values) -> Words:
 @REFERENCE.row("state-fed-back", "info", "an output that pairs with an input: the error of one step says little")
 def _state_fed_back(v: Values) -> Words:
     return Words(
-        f"{counted(v.pairs, 'output')} paired with inputs by name and shape ({v.shown}): errors add up from step to"
+        f"{counted(v.pairs, 'output')} paired with inputs by name or recurrence ({v.shown}): errors add up from step to"
         " step, and the error of one step says little about many",
         f"search over recorded sequences: `mptune search MODEL --data PATH {v.options} --steps K`; or give samples from"
         " early and late steps, each with the state that the steps before it gave",

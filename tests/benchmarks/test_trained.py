@@ -59,6 +59,7 @@ TEXT, SAME_TEXT = (np.eye(600, dtype=np.float32)[steps][None] for steps in ([0, 
 PITCHES = changed(np.full((2, 360), 1e-3, np.float32), ((0, 100), 0.9), ((1, 200), 0.3))
 NOTES = changed(np.zeros((1, 20, 88), np.float32), ((0, 5, 40), 0.9), ((0, 12, 50), 0.501))
 SCORE = np.full((1, 1), 3.0)
+PHONEMES = np.eye(8)[[[5, 6, 3, 7], [4, 3, 1, 1]]]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +70,14 @@ SCORE = np.full((1, 1), 3.0)
         (judges.texts, TEXT, [SAME_TEXT], [changed(SAME_TEXT, ((0, 5, 3), 2.0))]),
         (judges.pitch, PITCHES, [changed(PITCHES, (1, np.roll(PITCHES[1], 3)))],
          [changed(PITCHES, (0, np.roll(PITCHES[0], 1)))]),
-        (judges.notes, NOTES, [changed(NOTES, ((0, 12, 50), 0.495)), np.roll(NOTES, 4, 1)],
+        (judges.onsets(4, "notes"), NOTES, [changed(NOTES, ((0, 12, 50), 0.495)), np.roll(NOTES, 4, 1)],
          [np.roll(NOTES, 5, 1), changed(NOTES, ((0, 15, 60), 0.52))]),
-        (judges.opinion(), SCORE, [SCORE + 0.04], [SCORE + 0.06]),
+        (judges.phonemes, PHONEMES, [changed(PHONEMES, ((1, 2, 6), 2.0))],
+         [changed(PHONEMES, ((0, 1, 4), 2.0)), changed(PHONEMES, ((1, 1, 5), 2.0))]),
+        (judges.within(judges.MOS, "MOS"), SCORE, [SCORE + 0.04], [SCORE + 0.06]),
     ],
-    ids=["boxes", "texts", "pitch where it is certain", "notes but for those at the threshold", "opinion"],
+    ids=["boxes", "texts", "pitch where it is certain", "notes but for those at the threshold",
+         "phonemes up to the end", "opinion"],
 )  # fmt: skip
 def test_a_result_is_kept_or_lost(
     judge: judges.Judge, wanted: np.ndarray, alike: list[np.ndarray], wrong: list[np.ndarray]
