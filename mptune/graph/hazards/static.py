@@ -239,8 +239,8 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     def shown(items: Iterable[str]) -> str:
         return listed([*items], _SHOWN, " and {others} more")
 
-    names = [output.name for output in facts.dependent_outputs]
-    deciding = {name for output in facts.dependent_outputs for name in output.nodes}
+    names = [output.name for output in facts.row_outputs if not output.is_selection]
+    deciding = {name for output in facts.row_outputs for name in output.nodes if not output.is_selection}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
