@@ -27,6 +27,19 @@ from mptune.json_form import decode_float
 
 ROOT = Path(__file__).resolve().parent.parent
 TITLES = {
+    "whisper": "Whisper base, encoder",
+    "notes": "Basic Pitch, *trained*",
+    "depth": "Depth Anything S, 266 px",
+    "speech-quality": "DNSMOS speech quality, *trained*",
+    "segformer": "SegFormer-B1, 512 px",
+    "pitch-tiny": "CREPE tiny, *trained*",
+    "convnext": "ConvNeXt-V2 nano, batch 1",
+    "text-recogniser": "PP-OCRv4 text recogniser, *trained*",
+    "rtdetr": "RT-DETR-R18, 640 px",
+    "body-detector": "NudeNet detector, *trained*",
+    "text-detector": "PP-OCRv4 text detector, *trained*",
+    "captcha-detector": "captcha detector, *trained*",
+    "digits_vit": "the digits model, *trained*",
     "resnet50": "ResNet-50, batch 8",
     "vit_s": "ViT-S, batch 8",
     "swin_t": "Swin-T, batch 8",
@@ -34,14 +47,6 @@ TITLES = {
     "unet": "U-Net with cross attention",
     "decoder": "decoder blocks, RMSNorm and RoPE",
     "detector": "detector with FPN and decode",
-    "text-detector": "PP-OCRv4 text detector, *trained*",
-    "text-recogniser": "PP-OCRv4 text recogniser, *trained*",
-    "body-detector": "NudeNet detector, *trained*",
-    "captcha-detector": "captcha detector, *trained*",
-    "speech-quality": "DNSMOS speech quality, *trained*",
-    "notes": "Basic Pitch, *trained*",
-    "pitch-tiny": "CREPE tiny, *trained*",
-    "digits_vit": "the digits model, *trained*",
 }
 HEADER = (
     "| network | all-FP32, ms | TF32, ms | error | all-FP16, ms | error | chosen, ms | error | groups in FP32 |\n"

@@ -220,10 +220,10 @@ def test_what_topk_selects_is_compared_by_value(tmp_path: Path) -> None:
 
 def test_which_outputs_depend_on_values_and_which_are_indices(tmp_path: Path) -> None:
     facts = facts_of(load_model(detector(tmp_path / "m.onnx", declared=5)))
-    assert [output.name for output in facts.dependent_outputs] == ["boxes", "scores", "labels", "images"]
-    (raw,) = facts_of(load_model(detector(tmp_path / "m.onnx", rows="raw"))).dependent_outputs
+    assert [output.name for output in facts.row_outputs] == ["boxes", "scores", "labels", "images"]
+    (raw,) = facts_of(load_model(detector(tmp_path / "m.onnx", rows="raw"))).row_outputs
     assert raw == DependentOutput("selected", 0, ("nms",), (2,))
-    features, positions = facts_of(load_model(points(tmp_path / "p.onnx"))).dependent_outputs
+    features, positions = facts_of(load_model(points(tmp_path / "p.onnx"))).row_outputs
     assert (features.axis, features.is_indices) == (0, False)
     assert (positions.axis, positions.is_indices) == (1, True)
 
@@ -233,7 +233,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     model = load_model(detector(tmp_path / "m.onnx", threshold=0.98))
     grouped = GroupedModel(model, find_groups(model))
     data, reference, typed = images(tmp_path / "x.npz", 8), tmp_path / "r.npz", tmp_path / "fp16.onnx"
-    dependent = facts_of(model).dependent_outputs
+    dependent = facts_of(model).row_outputs
 
     samples = np.load(data)["x"]
     save_samples(tmp_path / "s.npz", [{"x": samples[k : k + 1]} for k in range(8)])
@@ -258,7 +258,7 @@ def test_nothing_selected_at_all_is_no_reference(tmp_path: Path) -> None:
 def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
     """Two equal images in a batch: each box is there once for each, so rows differ and nothing is wrong."""
     model = load_model(detector(tmp_path / "m.onnx", "batch", threshold=0.0))
-    names = frozenset(output.name for output in facts_of(model).dependent_outputs)
+    names = frozenset(output.name for output in facts_of(model).row_outputs)
     save_samples(tmp_path / "s.npz", [{"x": np.load(images(tmp_path / "x.npz", 1, 2))["x"]}])
     report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())
     check_reference(report)

@@ -17,7 +17,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import FOREIGN, MANY_FOREIGN
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
-from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
+from mptune.diagnosis.order import find_stale, other_form, other_order, stale_finding, stale_rows
 from mptune.diagnosis.precision import precision, worst_hazard
 from mptune.diagnosis.preprocessing import other_feed
 from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
@@ -171,7 +171,7 @@ def _each(cause: Callable[[Side], Finding | None]) -> Cause:
 
 
 CAUSES: tuple[Cause, ...] = (
-    *map(_each, (not_computed, other_order, stale_rows, tf32, stored_as_fp16)),
+    *map(_each, (not_computed, other_order, other_form, stale_rows, tf32, stored_as_fp16)),
     precision,
     other_feed,
     _each(agreement),

@@ -1,9 +1,12 @@
-"""Outputs, columns or rows in another order, and rows that are another row's result (stale), or part of it (torn)."""
+"""Outputs, columns or rows in another order or form, and rows that are another row's result (stale), or part of it."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +25,21 @@ _FEW_VALUES = 16  # rows with fewer values equal others by chance: only near one
 _FEWEST_TORN = 8
 """Values of either part of a torn row, where they are equal as far as FP16 goes: fewer are equal by chance."""
 _LISTED = 8  # entries that the evidence lists
+
+
+def _corners(boxes: np.ndarray, before: float) -> np.ndarray:
+    """Boxes from a point and a size, of which a share lies before the point, shape (..., 4)."""
+    near = boxes[..., :2] - before * boxes[..., 2:]
+    return np.concatenate([near, near + boxes[..., 2:]], axis=-1)
+
+
+# What the entries along an axis are before and after a change, and that change: of boxes, four entries, or of scores.
+_FORMS: Mapping[tuple[str, str], Callable[[np.ndarray], np.ndarray]] = {
+    ("boxes as centre and size", "boxes as corners"): partial(_corners, before=0.5),
+    ("boxes as a corner and size", "boxes as two corners"): partial(_corners, before=0.0),
+    ("values before a softmax", "values after a softmax"): lambda x: np.exp(x - np.logaddexp.reduce(x, -1)[..., None]),
+    ("values before a sigmoid", "values after a sigmoid"): lambda x: 1 / (1 + np.exp(-x)),
+}
 
 
 def other_order(side: Side) -> Finding | None:
@@ -45,6 +63,45 @@ def other_order(side: Side) -> Finding | None:
             evidence["order"] = listed(order, _LISTED)
             shown = listed([f"{entry} is the reference's {order[entry]}" for entry in moved], 3)
             return side.finding("outputs-permuted", evidence, where, entries=len(order), shown=shown)
+    return None
+
+
+def other_form(side: Side) -> Finding | None:
+    """``outputs-permuted`` of boxes, and ``attribute-differs`` of scores, that one side gives in another form."""
+    difference = side.difference
+    if difference is None:
+        return None
+    runs = (side.sides.candidate, side.sides.reference, side.sides.emulated)
+    arrays = [np.asarray(side.rows(run), np.float64) for run in runs]
+    arrays[2] = arrays[2] if arrays[2].shape == arrays[1].shape else np.full_like(arrays[1], np.nan)
+    worst = int(row_rms(difference.got - difference.wanted).argmax())
+    for axis in range(1, difference.got.ndim):
+        along = [np.moveaxis(array, axis, -1) for array in arrays]
+        off = np.flatnonzero(row_rms(np.moveaxis(difference.got - difference.wanted, axis, 0)) > difference.half)
+        for (before, after), change in _FORMS.items() if len(off) else ():
+            is_of_boxes, first = before.startswith("boxes"), int(off[0])
+            count = 4 if is_of_boxes else int(off[-1]) - first + 1
+            starts = range(max(int(off[-1]) + 1 - count, 0), min(first, along[0].shape[-1] - count) + 1)
+            sides = ((before, after), (0,)), ((after, before), (1, 2))  # what the candidate and the reference hold
+            for start, (words, changed) in itertools.product(starts, sides):
+                columns = range(start, start + count)
+                for rows in (slice(worst, worst + 1), slice(None)):  # one row says cheaply that it is none
+                    part = [array[rows].copy() for array in along]
+                    distance = rms(part[0] - part[1])
+                    for k in changed:
+                        with np.errstate(over="ignore", invalid="ignore"):
+                            part[k][..., columns] = change(part[k][..., columns])
+                    if not rms(part[0] - part[1]) <= CLEAR * distance:
+                        break
+                else:
+                    again = Compared.of_rows(*part)
+                    if again.distance > again.half or not np.ptp(part[changed[0]][..., columns]):  # a constant fits all
+                        continue
+                    output = OutputColumns(side.name, tuple(columns) if len(columns) < along[0].shape[-1] else None)
+                    evidence: dict[str, int | float | str] = {"kind": "form", "error": side.error, "axis": axis}
+                    evidence |= {"entries": f"{start}:{start + count}", "left": again.distance}
+                    code = "outputs-permuted" if is_of_boxes else "attribute-differs"
+                    return side.finding(code, evidence, Where(outputs=(output,)), form=words[0], other=words[1])
     return None
 
 

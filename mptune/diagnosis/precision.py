@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mptune.data.archive import save_samples
-from mptune.diagnosis.rows import Explanation
+from mptune.diagnosis.rows import Explanation, explain
 from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, arrays_of, figure_of
 from mptune.engines.base import Failure
 from mptune.engines.failures import did_not_run
@@ -91,11 +91,23 @@ def _cause(side: Side) -> Explanation | None:
     # Where decisions change, most values stay right, in the candidate as in FP16 throughout, and the error has one
     # size. What a deployment does otherwise, such as to its inputs, moves all of them.
     if not 0 < side.judged <= HEADROOM * side.fp16.judged < math.inf:
-        return None
+        return _step_by_step(side)
     spread = float(np.std(wanted[np.isfinite(wanted)])) if np.isfinite(wanted).any() else 0.0
     off, off_fp16 = (float(np.mean(~(np.abs(each - wanted) <= _OFF * spread))) for each in (got, fp16))
     is_alike = 0 < off_fp16 <= _FEW_OFF and off <= HEADROOM * off_fp16
-    return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else None
+    return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else _step_by_step(side)
+
+
+def _step_by_step(side: Side) -> Explanation | None:
+    """FP16 whose sums are rounded term by term, on the sample that differs most; only where a hazard is there."""
+    runner, k = side.sides.runner, side.worst_sample[1]
+    steps = runner.step_by_step(side.sides.plan, k).get(side.name) if worst_hazard(side.sides) else None
+    wanted = np.asarray(side.wanted[k], np.float64)
+    return (
+        None
+        if steps is None or steps.shape != wanted.shape
+        else explain(side.got[k] - wanted, [("fp16", steps - wanted)])
+    )
 
 
 def _cured(blamed: Sequence[Side], plan: PrecisionPlan) -> tuple[dict[str, float], list[str], Side | None]:
@@ -144,6 +156,7 @@ def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:
     """What breaks in these groups, certain ones first; in all, also sums, which no emulation shows; or ""."""
     breaking = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
     sums = [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
+    breaking = [h for h in breaking if h.precision is not Precision.BF16]  # FP16 may hold what BF16 does not
     # An epsilon that vanishes, a warning, is why a reciprocal overflows.
     breaking.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
     hazards = [*breaking, *sums] if groups is None else [h for h in breaking if h.place.group in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,11 +26,13 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.variants import Rounding, uses_products, write_tf32, write_widened
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings
 
+_MOST_STEPPED = 1 << 21  # values of a sample, of a model that NumPy runs within seconds
 T = TypeVar("T")
 Outputs = tuple[Mapping[str, np.ndarray], ...]  # one dictionary per sample, arrays by output name
 
@@ -137,6 +140,16 @@ class Runner:
         self.begin("trying what the two models differ in")
         path, bank = self.context.scratch("changed"), self.context.bank
         return self.run("changed", write_widened(self.model, bank, path, None, constants, attributes))
+
+    def step_by_step(self, plan: PrecisionPlan, number: int) -> dict[str, np.ndarray]:
+        """Outputs of a sample, sums rounded term by term in NumPy; none of a large model, or one that it cannot run."""
+        from onnx.reference import ReferenceEvaluator  # slow to import
+
+        with suppress(Exception):  # whatever an operator raises that has no FP16 there
+            if sum(map(math.prod, self.observed.shapes.values())) <= _MOST_STEPPED:
+                session = ReferenceEvaluator(str(Rewriter(self.grouped).export(plan, self.context.scratch("typed"))))
+                return dict(zip(session.output_names, session.run(None, dict(self.samples[number])), strict=True))
+        return {}
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""

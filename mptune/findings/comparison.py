@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mptune.findings.wording import Table, Values, Words, counted
+from mptune.findings.wording import Table, Values, Words, counted, percent
 
 COMPARISON = Table()
 _TF32_OFF = (
@@ -35,9 +35,9 @@ def _stale_rows(v: Values) -> Words:
     return Words(f"{text} {v.source_row}", _SYNCHRONISE)
 
 
-@COMPARISON.row("torn-rows", "warning", "rows are part this and part the previous result")
+@COMPARISON.row("torn-rows", "warning", "rows mix this result and the previous one")
 def _torn_rows(v: Values) -> Words:
-    text = f"output {v.output!r}: {v.torn} of {v.of_rows} rows are torn: row {v.row} is part its own result and part"
+    text = f"output {v.output!r}: {v.torn} of {v.of_rows} rows are torn: row {v.row} mixes its own result with"
     return Words(f"{text} that of row {v.source_row}", _SYNCHRONISE)
 
 
@@ -56,17 +56,17 @@ def _not_computed(v: Values) -> Words:
 
 def _tf32(v: Values, side: str) -> str:
     return (
-        f"output {v.output!r}: TF32 in the {side} ({v.name}) makes the difference of {v.error:.3g}: emulated, it has"
-        f" {v.size_ratio:.2f} times its size, and {100 * v.left_share:.2g} % of the difference is left without it"
+        f"output {v.output!r}: TF32 in the {side} ({v.name}) causes the difference of {v.error:.3g}: emulated, it has"
+        f" {v.size_ratio:.2f} times its size, and {percent(v.left_share)} of the difference is left without it"
     )
 
 
-@COMPARISON.row("tf32-reference", "warning", "the difference is what TF32 in the reference makes")
+@COMPARISON.row("tf32-reference", "warning", "TF32 in the reference causes the difference")
 def _tf32_reference(v: Values) -> Words:
     return Words(_tf32(v, "reference"), f"compute the reference with TF32 off: {_TF32_OFF}")
 
 
-@COMPARISON.row("tf32-candidate", "warning", "the difference is what TF32 in the candidate makes")
+@COMPARISON.row("tf32-candidate", "warning", "TF32 in the candidate causes the difference")
 def _tf32_candidate(v: Values) -> Words:
     return Words(_tf32(v, "candidate"), f"switch TF32 off where this matters: {_TF32_OFF}")
 
@@ -76,13 +76,23 @@ def _outputs_permuted(v: Values) -> Words:
     if v.kind == "outputs":
         text = f"output {v.name!r} holds what is {v.other!r} of the reference"
         return Words(text, "read outputs by name, not by position, or exchange the two")
+    if v.kind == "form":
+        return _other_form(v)
     what = "rows" if v.kind == "rows" else f"entries along axis {v.axis}"
     text = f"output {v.output!r} has its {what} in another order: {v.moved} of {v.entries} moved ({v.shown})"
     return Words(text, "give them in the reference's order, or in that of the data, one row for each of its rows")
 
 
+def _other_form(v: Values) -> Words:
+    text = f"output {v.output!r}, entries {v.entries} along axis {v.axis}: the candidate holds {v.form}, the reference"
+    text += f" {v.other}; with both in one form the difference is {v.left:.2g} of the spread"
+    return Words(text, "end both models with the same operators, or bring the outputs into one form before comparing")
+
+
 @COMPARISON.row("attribute-differs", "warning", "two models differ in an attribute, a constant or their structure")
 def _attribute_differs(v: Values) -> Words:
+    if v.get("kind") == "form":
+        return _other_form(v)
     then = f"output {v.place!r} then has {v.error_shown} (all-FP16 with its pins gives {v.judged_fp16:.3g})"
     cure = "export both from the same source, or give this node the same value in both"
     if not v.get("node"):
@@ -117,7 +127,7 @@ def _precision(v: Values) -> Words:
             "give the output the type FP32: outputs of trtexec with --outputIOFormats=fp32:chw, of converters with"
             " keep_io_types=True, and a buffer of that type",
         )
-    cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
+    cause = f"emulating {v.precisions} reproduces it ({percent(v.left_share)} of the difference is left)"
     if v.left_share == 1:
         cause = (
             f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -184,8 +185,7 @@ class Facts:
 
     def reduced_axes(self, node: Node) -> tuple[int, ...]:
         """Over which axes a reduction goes, ascending; none where they are all, or not known."""
-        rank, stated = len(self.model.info(node.inputs[0]).shape or ()), attribute(node, "axes")
-        axes = list(stated) if isinstance(stated, (list, tuple)) else []
+        rank, axes = len(self.model.info(node.inputs[0]).shape or ()), attribute(node, "axes", ())
         if len(node.inputs) > 1 and node.inputs[1] in self.model.initializers:
             axes = self.model.initializers[node.inputs[1]].numpy().ravel().tolist()
         return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
@@ -207,14 +207,9 @@ class Facts:
         """The nodes whose floating-point inputs decide the shape of what they compute, in topological order."""
         return self._shape_walk[2]
 
-    @property
-    def dependent_outputs(self) -> tuple[DependentOutput, ...]:
-        """The outputs whose shape such nodes decide, directly or not."""
-        return tuple(output for output in self.row_outputs if not output.is_selection)
-
     @cached_property
     def row_outputs(self) -> tuple[DependentOutput, ...]:
-        """``dependent_outputs``, then those whose rows a TopK selects: each is compared as a set of rows.
+        """The outputs whose shape such nodes decide, then those whose rows a TopK selects: compared as sets of rows.
 
         Rows are followed by their number: a value that is computed from selected rows, and may have an axis of their
         number, has them still. So gathers, attention among the rows and heads are passed, and a sum over them is not.
@@ -378,16 +373,10 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
 # -- attributes, and what a reduced precision would change ------------------------------------------------------------
 
 
-def attribute(node: Node, name: str) -> object:
-    """The value of an attribute; None where it is not stated."""
+def attribute(node: Node, name: str, default: Any = None) -> Any:
+    """The value of an attribute; the default where it is not stated."""
     stated = next((a for a in node.proto.attribute if a.name == name), None)
-    return None if stated is None else onnx.helper.get_attribute_value(stated)
-
-
-def float_attribute(node: Node, name: str, default: float) -> float:
-    """The value of a float attribute; the default where it is not stated."""
-    stated = attribute(node, name)
-    return float(stated) if isinstance(stated, float) else default
+    return default if stated is None else onnx.helper.get_attribute_value(stated)
 
 
 @once
@@ -417,7 +406,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     source = info(node.inputs[0]).dtype if op_type == "Cast" and float_outputs else ""
     is_foreign = schema is None and not node.is_standard
     is_shape = bool(float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes
-    is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction") not in (None, b"none")
+    is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction", b"none") != b"none"
     held = [
         model.initializers[name]
         for name in node.inputs[1:]

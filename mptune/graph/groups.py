@@ -241,8 +241,7 @@ class _Partition:
         before a weight that two layers share) go with their first reader, whoever else reads them: converting a weight
         twice costs nothing. Nothing joins a quantised part where another group reads it.
 
-        Returns:
-            Leading node -> the nodes of its group, in topological order; -> its kind, where that is not elementwise.
+        Returned: leading node -> the nodes of its group, in topological order, and -> its kind if not elementwise.
         """
         nodes, leader, kind = self._model.nodes, dict[int, int](), dict[int, str]()
         for pattern, typed in self._patterns:
@@ -395,9 +394,7 @@ def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
 # -- modules ------------------------------------------------------------------------------------------------------
 
 _NUMBERED = re.compile(r"(^|[._-])\d+$")
-
 _METADATA_KEY = "pkg.torch.onnx.name_scopes"
-
 _MAX_UNNUMBERED = 12  # a scope without a number that holds more groups than this is a network, not a block
 
 

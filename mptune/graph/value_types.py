@@ -10,14 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 
 from mptune.errors import PlanError
-from mptune.graph.facts import attribute, casts_integers, facts_of, node_rules
+from mptune.graph.facts import casts_integers, facts_of, node_rules
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Model, Node, given, once
+from mptune.graph.loading.model import Model, given, once
 from mptune.graph.loading.tensors import all_graphs, rounded
-from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
+from mptune.graph.ops import COMPARISONS, FLOAT_TYPES, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
@@ -223,29 +222,3 @@ def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
         types.groups[k].id: f"ONNX has no {precision.name} for {', '.join(ops)} at opset {types.model.opset}{raised}"
         for k, ops in types.lacking(precision).items()
     }
-
-
-_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}  # TensorRT-RTX moves a Cast past them where they change nothing
-
-
-def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:
-    """Whether a plan puts a Cast to FP32, and nothing that computes, before the input of a forward recurrent layer."""
-    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction") not in (None, b"forward"):
-        return False
-    if resolution.node_precisions[node.index] is not Precision.FP32:
-        return False
-    value = node.inputs[0]
-    while resolution.computed_in(value) is Precision.FP32:
-        maker = types.model.nodes[types.model.producer[value]] if value in types.model.producer else None
-        if maker is None or not maker.is_standard or maker.op_type not in _MOVES:
-            return False
-        value = maker.inputs[0]
-    return True
-
-
-def add_barrier(graph: onnx.GraphProto, value: str, name: str, zero: str) -> str:
-    """Append ``value - 0`` as a new node and result ``name``; all barriers of a graph share the constant ``zero``."""
-    if all(constant.name != zero for constant in graph.initializer):
-        graph.initializer.add(name=zero, data_type=onnx.TensorProto.FLOAT, float_data=[0.0])
-    graph.node.add(op_type="Sub", name=name, input=[value, zero], output=[name])
-    return name

@@ -28,6 +28,7 @@ from mptune.diagnosis.rows import Compared, Layout, read_recording
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import FALLBACK_LIMIT, MOST_LIMIT, Limit, Side, default_limit, limits_of
 from mptune.errors import DataError, SettingsError
+from mptune.finding import OutputColumns
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.listings import print_comparison
 from mptune.settings import Tolerance
@@ -650,3 +651,66 @@ def test_a_difference_without_a_finding_has_a_warning(mlp_path: Path, tmp_path: 
     np.savez(tmp_path / "large.npz", y=3 * np.load(noise)["y"])
     (warning,) = mptune.compare(mlp_path, data={"x": rows}, outputs=tmp_path / "large.npz").warnings
     assert "with the model that the engine was built of as CANDIDATE, --trace names where it begins" in warning
+
+
+def _head(ending: str) -> onnx.ModelProto:
+    """Four columns of boxes (a point, and a size above 0) beside three of scores."""
+    graph = f"""(float[n,32] x) => (float[n,7] y) <int64[3] parts = {{2,2,3}}> {{ a = MatMul(x, w)
+        at, wide, scores = Split <axis=1> (a, parts) size = Softplus(wide) {ending} }}"""
+    return text(graph, weight("w", 32, 7))
+
+
+def _recorded(boxes: Callable[..., Sequence[np.ndarray]], scores: Callable[[np.ndarray], np.ndarray]) -> Callable:
+    return lambda y: np.concatenate([*boxes(y[:, :2], y[:, 2:4]), scores(y[:, 4:])], axis=1)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+
+
+PLAIN = "y = Concat <axis=1> (at, size, scores)"
+CORNERS = "far = Add(at, size) y = Concat <axis=1> (at, far, scores)"
+ENDED = "p = {} (scores) y = Concat <axis=1> (at, size, p)"
+FORMS = {
+    "corners": (PLAIN, _recorded(lambda at, size: (at - size / 2, at + size / 2), np.copy)),
+    "far corners": (PLAIN, _recorded(lambda at, size: (at, at + size), np.copy)),
+    "centres": (CORNERS, _recorded(lambda at, far: ((at + far) / 2, far - at), np.copy)),
+    "a softmax": (PLAIN, _recorded(lambda at, size: (at, size), _softmax)),
+    "no softmax": (ENDED.format("Softmax <axis=1>"), _recorded(lambda at, size: (at, size), lambda p: np.log(p) - 3)),
+    "a sigmoid": (PLAIN, _recorded(lambda at, size: (at, size), lambda x: 1 / (1 + np.exp(-x)))),
+    "no sigmoid": (ENDED.format("Sigmoid"), _recorded(lambda at, size: (at, size), lambda p: np.log(p / (1 - p)))),
+}
+HELD = {"corners": "boxes as corners", "far corners": "boxes as two corners", "centres": "boxes as centre and size"}
+HELD |= {name: f"values {'after' if name[0] == 'a' else 'before'} a {name.split()[-1]}" for name in list(FORMS)[3:]}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_outputs_in_another_form_are_named_with_their_columns(name: str, tmp_path: Path) -> None:
+    ending, form = FORMS[name]
+    path = models.save(_head(ending), tmp_path)
+    for way in (form, lambda y: np.float16(form(y))):
+        np.savez(tmp_path / "y.npz", y=way(recordings.run(path, FED, 24)["y"]))
+        found = mptune.compare(path, data=FED, outputs=tmp_path / "y.npz")
+        (finding,) = found.findings
+        is_boxes = not name.endswith(("softmax", "sigmoid"))
+        assert (found.verdict, finding.code) == ("differs", "outputs-permuted" if is_boxes else "attribute-differs")
+        assert finding.where.outputs == (OutputColumns("y", (0, 1, 2, 3) if is_boxes else (4, 5, 6)),)
+        assert f"the candidate holds {HELD[name]}, the reference" in finding.text
+
+
+def test_other_values_of_boxes_and_scores_are_in_no_other_form(tmp_path: Path) -> None:
+    for change in (lambda y: 2 * y, lambda y: y + np.float32(0.3), lambda y: np.tanh(y)):
+        verdict, *said = _compared(_head(PLAIN), change, tmp_path)
+        assert (verdict, {code for code, _ in said} & {"outputs-permuted", "attribute-differs"}) == ("differs", set())
+
+
+def test_sums_that_are_rounded_term_by_term_are_fp16_of_large_angles(tmp_path: Path) -> None:
+    graph = """(float[n,32] x) => (float[n,32] y) <int64 axis = {1}, float rate = {400}> {
+        a = Abs(x) steps = Mul(a, rate) ["phase"] angle = CumSum(steps, axis) ["wave"] y = Sin(angle) }"""
+    steps = np.abs(np.float16(FED["x"])) * np.float16(400)
+    half = np.float32(np.sin(np.add.accumulate(steps, axis=1, dtype=np.float16)))
+    verdict, (code, says) = _compared(text(graph), lambda _: half, tmp_path)
+    assert (verdict, code, "angle-spacing at wave" in says) == ("differs", "precision", True)
+    assert "emulating FP16 reproduces it" in says
+    for other in (half[::-1], np.random.default_rng(5).uniform(-1, 1, half.shape).astype(np.float32)):
+        assert "precision" not in {code for code, _ in _compared(text(graph), lambda _, y=other: y, tmp_path)[1:]}

@@ -98,7 +98,6 @@ def blame(
     What reads a node's result, moved or not, meets the same rounding, so that it may be the place.
     """
     facts, places = facts_of(grouped.model), {name: [name] for name in nodes}
-
     for node in (node for node in grouped.model.nodes if node.name in places):
         moved = facts.onward(node.outputs, MOVEMENT)
         places[node.name] += [reader.name for value in moved for reader in facts.readers(value)]
@@ -113,9 +112,8 @@ def pinning_hazards(
 ) -> dict[str, Hazard]:
     """Groups that a reduced precision cannot serve, each with the first hazard that says so.
 
-    Args:
-        is_measured: whether the errors of plans are measured or emulated. A constant beyond the precision, which is
-            held as the largest finite value, then pins no group: the error shows what that does.
+    ``is_measured``: errors of plans are measured or emulated. A constant beyond the precision, which is held as the
+    largest finite value, then pins no group: the error shows what that does.
     """
     pinned: dict[str, Hazard] = {}
     for each in hazards:

@@ -115,8 +115,7 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     for node in model.nodes:
         tensor, axis = mask_input(node), -1
         if node.op_type in SOFTMAX and node.is_standard:
-            stated = attribute(node, "axis")
-            tensor, axis = node.inputs[0], stated if isinstance(stated, int) else -1
+            tensor, axis = node.inputs[0], attribute(node, "axis", -1)
         if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
             rows.setdefault(tensor, (axis,))
     return rows

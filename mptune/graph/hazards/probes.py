@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mptune.graph import ops
-from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, float_attribute, origin, walk
+from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
 from mptune.graph.hazards.masks import masks_of
 from mptune.graph.hazards.static import state_pairs
@@ -265,20 +265,19 @@ def _change(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers
     ``idle`` of ``steps`` elements are those whose smaller side is lost, as the rounded sum is the other. Where a Sub
     loses its first side, what is left is the negated second: a difference, not a step.
     """
-    node, operand, axis = probed.node, values[probed.node.inputs[0]], attribute(probed.node, "axis")
+    node, operand = probed.node, values[probed.node.inputs[0]]
     op_type, function = node.op_type, _FUNCTIONS.get(node.op_type, np.positive)
     if not values[node.outputs[0]].size or not operand.size:
         return {}
     if op_type in _NORMS | _OF_ROWS:
         if op_type in _OF_ROWS:
-            lines = np.moveaxis(operand, axis if isinstance(axis, int) else -1 if op_type == "Softmax" else 0, -1)
+            lines = np.moveaxis(operand, attribute(node, "axis", -1 if op_type == "Softmax" else 0), -1)
             lines = lines.reshape(-1, lines.shape[-1])
         else:  # over a channel of a sample, or some of them
-            groups = attribute(node, "num_groups")
-            count = operand.shape[0] * (groups if isinstance(groups, int) else operand.shape[1])
+            count = operand.shape[0] * attribute(node, "num_groups", operand.shape[1])
             if op_type == "LayerNormalization":
-                count = math.prod(operand.shape[: axis if isinstance(axis, int) else -1])
-            function = partial(_normalised, epsilon=float_attribute(node, "epsilon", 1e-5))
+                count = math.prod(operand.shape[: attribute(node, "axis", -1)])
+            function = partial(_normalised, epsilon=attribute(node, "epsilon", 1e-5))
             lines = operand.reshape(count, -1)
             lines = lines[:, _spaced(lines.shape[1], _MOST)]
         operands = [lines[_spaced(len(lines), max(_FEWEST_ROWS, _MOST // lines.shape[1]))]]
@@ -411,12 +410,10 @@ def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
                 before, after, alone = np.abs(before), np.abs(after), np.abs(alone)
             is_sound = before > 0
             lost = is_sound & (after < limit)  # NaN is below no limit: it came from before
-            facts["values"] += np.count_nonzero(is_sound)
-            facts["lost"] += np.count_nonzero(lost)
-            facts["vanished"] += np.count_nonzero(lost & (alone < limit))
+            counted = {"values": is_sound, "lost": lost, "vanished": lost & (alone < limit)}
+            counted |= {"zeroed": is_sound & (alone == 0), "small": is_sound & (before < precision.smallest_normal)}
+            facts |= {name: facts[name] + np.count_nonzero(each) for name, each in counted.items()}
             facts["smallest"] = min(facts["smallest"], float(np.min(before, where=lost, initial=np.inf)))
-            facts["zeroed"] += np.count_nonzero(is_sound & (alone == 0))
-            facts["small"] += np.count_nonzero(is_sound & (before < precision.smallest_normal))
     return facts
 
 
@@ -608,13 +605,12 @@ def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Num
     """How far the operand lies off the running mean, in standard deviations.
 
     The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
-    model that was not trained; even powers of two come from rescaling.
+    model that was not trained.
     """
     node, operand = probed.node, values[probed.node.inputs[0]]
     mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
-    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
-    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
-    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
+    deviation = np.sqrt(np.abs(variance) + attribute(node, "epsilon", 1e-5))
+    if not operand.size or not ((mean != 0).any() or (variance != 1).any()):
         return {}
     centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
     return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}

@@ -14,7 +14,7 @@ import numpy as np
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.reference import OPSET_RAISED, WRONG_SHAPE
 from mptune.findings.wording import Severity, listed
-from mptune.graph.facts import Facts, facts_of, walk
+from mptune.graph.facts import Facts, facts_of, origin, walk
 from mptune.graph.hazards import hazard
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, ObservedValues, group_of
 from mptune.graph.hazards.masks import masks_of
@@ -225,6 +225,7 @@ _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 _WHOLE_CACHE = re.compile("key_?values|k_?v_?cache|kv|cache", re.IGNORECASE)
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: what stands for the whole cache tells nothing."""
 _STATES = slice(5, 7)  # the inputs of a recurrent operator that hold the state before its first step
+_UPDATES = MOVEMENT | COPIES | {"Add", "Sub", "Mul", "Sum", "Where"}  # take a state that is written out onward
 _SHOWN = 3
 
 
@@ -238,8 +239,8 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     def shown(items: Iterable[str]) -> str:
         return listed([*items], _SHOWN, " and {others} more")
 
-    names = [output.name for output in facts.dependent_outputs]
-    deciding = {name for output in facts.dependent_outputs for name in output.nodes}
+    names = [output.name for output in facts.row_outputs if not output.is_selection]
+    deciding = {name for output in facts.row_outputs for name in output.nodes if not output.is_selection}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
@@ -273,10 +274,11 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
 
 
 def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
-    """Outputs and the inputs that they become in the next step, by name and shape, in the order of the outputs.
+    """Outputs and the inputs that they become in the next step, in the order of the outputs.
 
     Names agree but for words such as past and present, or but for the step that they end on (``h0`` and ``hn``). Types
-    and ranks agree, and sizes but for one axis along which a cache grows.
+    and ranks agree, and sizes but for one axis along which a cache grows. Whatever their names, an output continues the
+    one input that a recurrence takes it from (``_continued``). One that only passes an input on is no state.
     """
     pairs: dict[str, str] = {}
     is_image_to_image = len(model.inputs) < 2 and len(model.outputs) < 2
@@ -286,7 +288,43 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
             fitting = [g.name for g in left if names_agree(output.name, g.name) and _same_shape(output, g, growing)]
             if output.name not in pairs and len(fitting) == 1:
                 pairs[output.name] = fitting[0]
+    pairs = {name: given for name, given in pairs.items() if origin(model, name, MOVEMENT)[0] != given}
+    continued = {output.name: _continued(model, output) for output in model.outputs if output.name not in pairs}
+    for name, names in continued.items():
+        if len(names) == 1 == sum(names[0] in each for each in continued.values()) and names[0] not in pairs.values():
+            pairs[name] = names[0]
     return tuple((output.name, pairs[output.name]) for output in model.outputs if output.name in pairs)
+
+
+def _continued(model: Model, output: TensorInfo) -> list[str]:
+    """The inputs that an output continues, by a recurrent operator's initial state, or by sums and gates with others.
+
+    With the latter the first input is the data, a single image is no state, and as many outputs as other inputs have
+    this shape: noise and residuals are added to what is none.
+    """
+    facts, recurrent = facts_of(model), list[Node]()
+
+    def before(value: str) -> Sequence[str]:
+        node = facts.producer(value)
+        if node is None or node.op_type not in RECURRENT:
+            return node.inputs if node is not None and node.op_type in _UPDATES else ()
+        recurrent.append(node)
+        # Y_h continues the first state, as Y does where nothing reads that, and Y_c the second.
+        number = list(node.outputs).index(facts.root(value))
+        is_last = number or not any(facts.readers(name) or facts.is_output(name) for name in node.outputs[1:2])
+        return node.inputs[_STATES][number == 2 :][:1] if is_last else ()
+
+    reached = {facts.root(value) for value in walk([output.name], before)}
+    if recurrent:
+        return [given.name for given in model.inputs if given.name in reached and _same_shape(output, given, 0)]
+    kind = (output.shape, output.dtype)
+    alike = [given.name for given in model.inputs[1:] if (given.shape, given.dtype) == kind]
+    is_even = len(alike) == sum((other.shape, other.dtype) == kind for other in model.outputs)
+    is_image = len(model.outputs) == 1 and len(output.shape or ()) == 4
+    if not output.shape or None in output.shape or not output.is_float32 or is_image or not is_even:
+        return []
+    every = {*walk([output.name], lambda value: node.inputs if (node := facts.producer(value)) else ())}
+    return [name for name in alike if name in reached and len(every.intersection(i.name for i in model.inputs)) > 1]
 
 
 def _same_but_direction(output: str, given: str) -> bool:

@@ -35,7 +35,6 @@ from mptune.graph.loading.tensors import (
 from mptune.graph.ops import OperatorSchema, onnx_schema
 
 K = TypeVar("K")
-
 T = TypeVar("T")
 
 
@@ -309,12 +308,8 @@ def with_nodes(
     """The model with other nodes, in topological order, and constants; ``tensors`` are new values. ``proto`` stays."""
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
     held = {node.outputs[0]: node.index for node in numbered if node.op_type == "Constant"}
-    return replace(
-        model,
-        nodes=numbered,
-        tensors={**model.tensors, **tensors},
-        initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
-    )
+    constants = {n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()}
+    return replace(model, nodes=numbered, tensors={**model.tensors, **tensors}, initializers=constants)
 
 
 def _check_tunable(model: Model) -> None:

@@ -29,10 +29,8 @@ from mptune.graph.loading.tensors import (
 
 MIN_OPSET = 9
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
-
 _LEAST_RAISED_OPSET = 7
 """From this one on, ONNX's converter raises a model to ``MIN_OPSET``; before, broadcasts were written otherwise."""
-
 _FREE_CONSTANTS_IR = 4  # from this IR version on, constants of the graph need not be among its inputs
 _MOST_INSIDE_BYTES = 1_900_000_000  # of external data that are read into the model: protobuf messages end at 2 GiB
 INLINE_LIMIT = 4096  # constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales
@@ -44,10 +42,8 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
     """The model of a file, with functions inlined, equally named nodes numbered, and large Constants as the graph's.
 
     Constants that are inputs because they had to be, below IR version 4, are so no longer. ``opset`` and errors are as
-    of ``load_model``.
-
-    Returns:
-        The model, its operator set, its files of external data, and its own operator set if mptune had to raise it.
+    of ``load_model``. Returned with it: its operator set, its files of external data, and its own operator set if
+    mptune had to raise it.
     """
     proto = _parsed(path)
     # Exporters of Paddle write dynamic dimensions as -1 or ``?``, each its own size.

@@ -30,9 +30,8 @@ class StaticShapes:
 def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, ...]] | None = None) -> StaticShapes:
     """Infer the shape of every value with symbolic dimensions of the inputs at assumed sizes.
 
-    Args:
-        batch: size of a symbolic dimension 0, and of every dimension of the same name.
-        given: shapes of inputs, by name: nothing is assumed of these.
+    ``batch`` is the size of a symbolic dimension 0, and of every dimension of the same name. Nothing is assumed of
+    inputs whose shapes are ``given``.
     """
     inputs = dict(given or {})
     assumed: dict[str, int] = {}

@@ -18,15 +18,15 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.facts import node_rule
+from mptune.graph.facts import attribute, node_rule
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, declaration, fill_value
-from mptune.graph.ops import FLOAT_TYPES, OPAQUE_TYPES
+from mptune.graph.ops import COPIES, FLOAT_TYPES, OPAQUE_TYPES, RECURRENT
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
-from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
+from mptune.graph.value_types import Resolution, ValueTypes, new_suffix, value_types
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 
@@ -140,7 +140,11 @@ class Rewriter:
             wanted = precision if slot in rule.inputs else None if slot in rule.reads_any else Precision.FP32
             inputs.append(self._name(name, wanted, resolution))
         if needs_barrier(self.types, node, resolution):
-            inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
+            if all(constant.name != self._zero for constant in graph.initializer):  # all barriers share it
+                graph.initializer.add(name=self._zero, data_type=onnx.TensorProto.FLOAT, float_data=[0.0])
+            name = node.name + self._barrier
+            graph.node.add(op_type="Sub", name=name, input=[inputs[0], self._zero], output=[name])
+            inputs[0] = name
         proto = add_node(graph, node, inputs, [self._name(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
             if rule.attribute and node.op_type == "Cast":
@@ -165,6 +169,24 @@ class Rewriter:
                 graph.node.extend(clip_node(source, held, precision, self._model.opset))
                 source = held
             graph.node.append(cast_node(source, result, precision, name))
+
+
+_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}  # TensorRT-RTX moves a Cast past them where they change nothing
+
+
+def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:
+    """Whether a plan puts a Cast to FP32, and nothing that computes, before the input of a forward recurrent layer."""
+    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction", b"forward") != b"forward":
+        return False
+    if resolution.node_precisions[node.index] is not Precision.FP32:
+        return False
+    value = node.inputs[0]
+    while resolution.computed_in(value) is Precision.FP32:
+        maker = types.model.nodes[types.model.producer[value]] if value in types.model.producer else None
+        if maker is None or not maker.is_standard or maker.op_type not in _MOVES:
+            return False
+        value = maker.inputs[0]
+    return True
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:

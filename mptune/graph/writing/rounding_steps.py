@@ -16,7 +16,7 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.graph.facts import FusedNodes, attribute, facts_of, float_attribute, steps_inside
+from mptune.graph.facts import FusedNodes, attribute, facts_of, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Node, new_node, with_nodes
 from mptune.graph.loading.tensors import Initializer, TensorInfo, fixed_shape
@@ -84,19 +84,18 @@ def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
 
 def _in_activation(grouped: GroupedModel, node: Node) -> str:
     """Of which activation a node is a step: "GELU" for its division, "SiLU" for its sigmoid, "" for others."""
-    model, facts, reader = grouped.model, facts_of(grouped.model), facts_of(grouped.model).only_reader(node)
-    core = reader if node.op_type == "Div" else node
-    whole = None if core is None or reader is None else activation(facts, core)
+    model, facts = grouped.model, facts_of(grouped.model)
+    reader, is_division = facts.only_reader(node), node.op_type == "Div"
+    whole = None if reader is None else activation(facts, reader if is_division else node)
     members = [] if whole is None else [model.nodes[index] for index in whole.nodes]
-    if whole is None or reader is None or not all(n.is_standard for n in members) or not grouped.in_one_group(members):
+    if reader is None or whole is None or not grouped.in_one_group(members):
         return ""
-    if core is reader:  # x / sqrt(2), of which the Erf is taken
+    if is_division:  # x / sqrt(2), of which the Erf is taken
         divisor = facts.number(node.inputs[1]) if node.inputs[1] in model.initializers else None
-        is_gelu = reader.op_type == "Erf" and math.isclose(divisor or 0.0, math.sqrt(2.0), rel_tol=_NEARLY)
-        return "GELU" if is_gelu else ""
+        return "GELU" * (reader.op_type == "Erf" and math.isclose(divisor or 0.0, math.sqrt(2.0), rel_tol=_NEARLY))
     # Multiplied by its own input, or by what is scaled to it: QuickGelu.
     is_silu = facts.root(facts.other(reader, node.outputs[0])) == whole.entry
-    return "SiLU" if is_silu and {n.op_type for n in members} <= {"Sigmoid", "Mul"} | ALIASES else ""
+    return "SiLU" * (is_silu and {n.op_type for n in members} <= {"Sigmoid", "Mul"} | ALIASES)
 
 
 def with_rounding_steps(
@@ -105,9 +104,7 @@ def with_rounding_steps(
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
     Nodes that are computed together with their readers get ``rounds=False``. ``precisions`` are those that plans have.
-
-    Returns:
-        A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
+    The model computes the same in FP32 and takes the same plans; ``proto`` stays.
     """
     model, norms, suffix = grouped.model, folded_norms(grouped), new_suffix(grouped.model, "step")
     merged, inside = merged_with_scales(grouped), steps_inside(fused)
@@ -152,7 +149,7 @@ def with_rounding_steps(
         if conv is not node:  # ``BatchNormalization(Conv(x, w))`` as one convolution with bias
             x, w, *b = filter(None, conv.inputs)
             values: dict[str, Any] = dict(zip(("scale", "offset", "mean", "variance"), inputs[1:], strict=True))
-            values |= {"w": w, "b": "".join(b), "epsilon": float_attribute(node, "epsilon", 1e-5)}
+            values |= {"w": w, "b": "".join(b), "epsilon": attribute(node, "epsilon", 1e-5)}
             steps = "shifted = Add variance epsilon; deviation = Sqrt shifted; factor = Div scale deviation; "
             steps += "factors = Reshape factor column; weights = Mul w factors; "
             steps += "centred = Sub b mean; moved = Mul centred factor; " if b else "moved = Mul mean factor; "
@@ -163,13 +160,9 @@ def with_rounding_steps(
             rank = len(model.info(node.outputs[0]).shape or model.info(conv.inputs[1]).shape or ())
             if len(inputs) > 2 and inputs[2] and rank:
                 values = dict(zip("xwb", inputs, strict=True)) | {"shape": [-1] + [1] * (rank - 2)}
-                write(
-                    node,
-                    f"column = Reshape b shape; raw = {op_type} x w; result = Add raw column",
-                    values,
-                    **attributes,
-                )
-        elif op_type == "ReduceMean":  # over the last axes, as ``ReduceSum(x) / count``: the sum is rounded
+                steps = f"column = Reshape b shape; raw = {op_type} x w; result = Add raw column"
+                write(node, steps, values, **attributes)
+        elif op_type == "ReduceMean":  # over the last axes, as the sum, which is rounded, over the count
             shape, axes = model.info(inputs[0]).shape or (), facts_of(model).reduced_axes(node)
             sizes = fixed_shape(shape[axes[0] :]) if axes and axes[0] else None
             if sizes is not None and len(sizes) == len(axes):

@@ -101,10 +101,7 @@ def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
-    tensor = onnx.numpy_helper.from_array(_stored(values, precision), name)
-    if precision is Precision.BF16:  # models keep the bytes that they had: an empty name is written, too
-        tensor.name = name
-    return tensor
+    return onnx.numpy_helper.from_array(_stored(values, precision), name)
 
 
 def _stored(values: np.ndarray, precision: Precision | None) -> np.ndarray:
@@ -202,8 +199,7 @@ class WeightBank:
     def write(cls, model: Model, directory: Path, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> WeightBank:
         """Write the bank, or take the one that is there when it is this model's and whole.
 
-        Args:
-            precisions: those that plans use besides FP32. What the bank has in others stays.
+        ``precisions`` are those that plans use besides FP32. What the bank has in others stays.
         """
         large = [constant for _, constant in sorted(model.initializers.items()) if _is_large(constant)]
         index, is_of_model = directory / INDEX_FILE, False
