@@ -199,9 +199,8 @@ class Truth:
         weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
         unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
         unary[:, self.overflows] = self.times.sum()
-        front = self.front(
-            CutSolver(Columns.fp16(self.ids), self.boundaries).solve(unary, np.tile(self.costs, (400, 1)))
-        )
+        solver = CutSolver(Columns.fp16(self.ids), self.boundaries)
+        front = self.front(solver.solve(unary, np.tile(self.costs, (400, 1))))
         flips = np.eye(n, dtype=bool)
         flips = np.vstack([flips, flips[:-1] ^ flips[1:], flips[:-2] ^ flips[1:-1] ^ flips[2:]])
         value = self.hypervolume(front)

@@ -56,14 +56,7 @@ def export(
         outputs: names.
         how: more options of ``torch.onnx.export``.
     """
-    torch.onnx.export(
-        model,
-        tuple(torch.from_numpy(rows[: options.batch]) for rows in samples.values()),
-        str(options.out.with_suffix(".onnx")),
-        opset_version=options.opset,
-        input_names=list(samples),
-        output_names=list(outputs),
-        dynamo=False,
-        **how,
-    )
+    example = tuple(torch.from_numpy(rows[: options.batch]) for rows in samples.values())
+    how |= {"input_names": list(samples), "output_names": list(outputs), "opset_version": options.opset}
+    torch.onnx.export(model, example, str(options.out.with_suffix(".onnx")), dynamo=False, **how)
     np.savez(options.out.with_suffix(".npz"), **samples)

@@ -41,7 +41,6 @@ class _First(nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One tensor."""
         outputs = self.inner(x)
         return next(iter(outputs.values())) if isinstance(outputs, dict) else outputs[0]
 
@@ -142,7 +141,6 @@ class _Pyramid(nn.Module):
         self.one, self.two = _silu(channels, channels // 2, 1), _silu(2 * channels, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         x = self.one(x)
         return self.two(torch.cat([x, *(nn.functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1))
 

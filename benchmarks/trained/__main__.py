@@ -30,15 +30,13 @@ def main() -> None:
         return step
 
     making = add("make", "the networks' files and their samples")
-    making.add_argument(
-        "--python", default=sys.executable, help="has torch and onnx, for the networks that are exported"
-    )
+    has = "has torch and onnx, for the networks that are exported"
+    making.add_argument("--python", default=sys.executable, help=has)
     making.add_argument("--wheels", type=Path, help="where packages are downloaded to; default: DIR/wheels")
     run = add("run", "every variant of each network: load, judge, predict, time")
     run.add_argument("--budget", type=int, default=30, help="plans of a search")
-    run.add_argument(
-        "--converters", default=sys.executable, help="python with onnxconverter-common and nvidia-modelopt"
-    )
+    has = "python with onnxconverter-common and nvidia-modelopt"
+    run.add_argument("--converters", default=sys.executable, help=has)
     run.add_argument("--limit", type=float, default=900.0, help="seconds of one step")
     run.add_argument("--fresh", action="store_true", help="convert again what was converted")
     show = add("table", "print the table of what was run")
