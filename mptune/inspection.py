@@ -89,7 +89,7 @@ class Inspection:
         assumed: symbolic dimension -> the size that FLOPs and bytes are counted for; empty where shapes were observed.
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
-        refined: a line for each group that a search parts.
+        refined: a line for each group that a search splits.
         samples: how many; ``available`` are as many as a search would run.
         warnings: that have no code, one line each.
         about: findings about the model as a whole, and about the data.

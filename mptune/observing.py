@@ -42,7 +42,7 @@ def observe_values(
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     stage: Callable[[str], object] | None = None,
 ) -> tuple[ObservedValues, tuple[Finding, ...], tuple[RefinedGroup, ...]]:
-    """What the values of a model are on the samples, findings about the model, and the groups that a search parts.
+    """What the values of a model are on the samples, findings about the model, and the groups that a search splits.
 
     Groups are parted as for the default target; only where there is a ``stage`` to report to, as it takes time.
     """

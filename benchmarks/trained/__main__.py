@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from benchmarks.common import save
-from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.recipes import BY_NAME, make_model, make_samples
 from benchmarks.trained.table import better_elsewhere, lines_of, measured_table, pages, summary
 from benchmarks.trained.variants import run_model
@@ -45,10 +44,6 @@ def main() -> None:
     show = add("table", "print the table of what was run")
     show.add_argument("--measured", type=Path, help="what `device` wrote")
     show.add_argument("--out", type=Path, help="a JSON file of all figures")
-    packing = add("pack", "all variants as files of 58 MiB at most: OUT.00, OUT.01, ...")
-    packing.add_argument("--out", type=Path, required=True)
-    unpacking = add("unpack", "the folder of what was packed")
-    unpacking.add_argument("parts", nargs="+", type=Path)
     device = add("device", "time and judge all variants on the GPU here")
     device.add_argument("--out", type=Path, required=True)
     device.add_argument("--limit", type=float, default=420.0, help="seconds")
@@ -67,11 +62,6 @@ def main() -> None:
             rows = run_model(options.folder / name, options.budget, options.converters, options.limit, kept)
             write_text(path, json.dumps(rows, indent=1).replace(f"{options.folder}/", ""))
             print(lines_of(name, rows), flush=True)
-    elif options.step == "pack":
-        for part in pack_all(options.folder, options.models, options.out):
-            print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
-    elif options.step == "unpack":
-        unpack_all(options.parts, options.folder)
     elif options.step == "device":
         from benchmarks.trained.device import run_on_device
 

@@ -58,7 +58,7 @@ def run_path(model: ModelLike, out: PathLike | None) -> Path:
     """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory."""
     name = _file_stem(model)
     if out is None and not name:
-        raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
+        raise SettingsError("a ModelProto without a graph name needs a run directory", "give --out DIR")
     return Path(f"{name}.mptune" if out is None else out)
 
 

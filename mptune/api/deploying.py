@@ -51,7 +51,7 @@ def worker(
     listener: Listener | None = None,
     open_toolchain: measuring.OpenToolchain | None = None,
 ) -> None:
-    """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
+    """Join a search: evaluate its plans until it stops. Any number of workers can, on several hosts with a database.
 
     The search must have been started. When the workers have ended, the call that started it confirms the front.
 
@@ -202,7 +202,7 @@ def export(
             recipe.write_weak_folder(front.chosen.plan, grouped, folder, build_recipe, force=force)
         return folder
     if plan is not None:
-        raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
+        raise SettingsError("needs --for", "a packed run contains all plans", setting="plan")
     directory, file = read_run(run, of_search=True)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):

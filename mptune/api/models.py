@@ -65,7 +65,7 @@ def inspect(
     Args:
         model: path of an ONNX model, or an ``onnx.ModelProto``.
         data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too. A
-            large model is run over the first ones only: at least 4, and as many as 150 GFLOP are enough for.
+            large model is run over the first ones only: at least 4, and as many as 150 GFLOP cover.
         all_samples: run it over as many as a search would, however large it is.
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.

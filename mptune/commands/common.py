@@ -88,7 +88,7 @@ def ending_signals_as_interrupts() -> Iterator[None]:
 
 def interrupted(resume: str) -> int:
     """Print that the command was interrupted and how to resume; returns the exit code."""
-    complain("interrupted", resume and f"to go on, run: {resume}")
+    complain("interrupted", resume and f"to continue, run: {resume}")
     return EXIT_INTERRUPTED
 
 

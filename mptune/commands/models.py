@@ -131,8 +131,9 @@ def compare(
     """Name what makes outputs differ from a model in FP32.
 
     Compares recorded outputs, another model or an engine with MODEL in true FP32. Causes are FP16, TF32, stale or torn
-    rows, another order or sign, other preprocessing, or what two models differ in. Exit code 0: the outputs agree. Exit
-    code 3: they differ beyond the tolerance, or by more than rounding. Exit code 1: CANDIDATE does not load.
+    rows, a different order or sign, different preprocessing, or what two models differ in. Exit code 0: the outputs
+    agree. Exit code 3: they differ beyond the tolerance, or by more than rounding. Exit code 1: CANDIDATE does not
+    load.
 
     \b
     Example:

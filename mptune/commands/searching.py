@@ -176,9 +176,9 @@ def pick(
     json_: bool = common.JSON,
     **settings: Any,
 ) -> None:
-    """Choose another plan and write chosen/ anew. Nothing is measured again.
+    """Choose another plan and rewrite chosen/. Nothing is measured again.
 
-    The run's own --limit and --ignore hold on, unless others are given.
+    The run's own --limit and --ignore still apply unless others are given.
 
     \b
     Example:

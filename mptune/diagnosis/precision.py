@@ -156,6 +156,7 @@ def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:
     """What breaks in these groups, certain ones first; in all, also sums, which no emulation shows; or ""."""
     breaking = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
     sums = [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
+    breaking = [h for h in breaking if h.precision is not Precision.BF16]  # FP16 may hold what BF16 does not
     # An epsilon that vanishes, a warning, is why a reciprocal overflows.
     breaking.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
     hazards = [*breaking, *sums] if groups is None else [h for h in breaking if h.place.group in groups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mptune.findings.wording import Table, Values, Words, counted
+from mptune.findings.wording import Table, Values, Words, counted, percent
 
 COMPARISON = Table()
 _TF32_OFF = (
@@ -35,9 +35,9 @@ def _stale_rows(v: Values) -> Words:
     return Words(f"{text} {v.source_row}", _SYNCHRONISE)
 
 
-@COMPARISON.row("torn-rows", "warning", "rows are part this and part the previous result")
+@COMPARISON.row("torn-rows", "warning", "rows mix this result and the previous one")
 def _torn_rows(v: Values) -> Words:
-    text = f"output {v.output!r}: {v.torn} of {v.of_rows} rows are torn: row {v.row} is part its own result and part"
+    text = f"output {v.output!r}: {v.torn} of {v.of_rows} rows are torn: row {v.row} mixes its own result with"
     return Words(f"{text} that of row {v.source_row}", _SYNCHRONISE)
 
 
@@ -56,17 +56,17 @@ def _not_computed(v: Values) -> Words:
 
 def _tf32(v: Values, side: str) -> str:
     return (
-        f"output {v.output!r}: TF32 in the {side} ({v.name}) makes the difference of {v.error:.3g}: emulated, it has"
-        f" {v.size_ratio:.2f} times its size, and {100 * v.left_share:.2g} % of the difference is left without it"
+        f"output {v.output!r}: TF32 in the {side} ({v.name}) causes the difference of {v.error:.3g}: emulated, it has"
+        f" {v.size_ratio:.2f} times its size, and {percent(v.left_share)} of the difference is left without it"
     )
 
 
-@COMPARISON.row("tf32-reference", "warning", "the difference is what TF32 in the reference makes")
+@COMPARISON.row("tf32-reference", "warning", "TF32 in the reference causes the difference")
 def _tf32_reference(v: Values) -> Words:
     return Words(_tf32(v, "reference"), f"compute the reference with TF32 off: {_TF32_OFF}")
 
 
-@COMPARISON.row("tf32-candidate", "warning", "the difference is what TF32 in the candidate makes")
+@COMPARISON.row("tf32-candidate", "warning", "TF32 in the candidate causes the difference")
 def _tf32_candidate(v: Values) -> Words:
     return Words(_tf32(v, "candidate"), f"switch TF32 off where this matters: {_TF32_OFF}")
 
@@ -127,7 +127,7 @@ def _precision(v: Values) -> Words:
             "give the output the type FP32: outputs of trtexec with --outputIOFormats=fp32:chw, of converters with"
             " keep_io_types=True, and a buffer of that type",
         )
-    cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
+    cause = f"emulating {v.precisions} reproduces it ({percent(v.left_share)} of the difference is left)"
     if v.left_share == 1:
         cause = (
             f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"

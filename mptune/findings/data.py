@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mptune.findings.wording import Table, Values, Words
+from mptune.findings.wording import Table, Values, Words, percent
 
 DATA = Table()
 
@@ -13,13 +13,13 @@ def _random_data(v: Values) -> Words:
     return Words(text, "give --data")
 
 
-@DATA.row("constant-data", "warning", "an input is the same everywhere in all samples")
+@DATA.row("constant-data", "warning", "an input has one constant value in all samples")
 def _constant_data(v: Values) -> Words:
     cure = "give real inputs with --data: constant inputs do not exercise the network"
     return Words(f"every value of input {v.input!r} is {v.value:g} in all samples", cure)
 
 
-@DATA.row("duplicate-samples", "warning", "the same sample is there more than once")
+@DATA.row("duplicate-samples", "warning", "the same sample occurs more than once")
 def _duplicate_samples(v: Values) -> Words:
     text = f"{v.duplicates} of {v.samples} samples equal an earlier one: the held-out error may be too small"
     return Words(text, "give different samples; copy a buffer that is reused")
@@ -31,24 +31,22 @@ def _too_few_samples(v: Values) -> Words:
     return Words(text, "give 2 or more samples")
 
 
-@DATA.row("data-do-not-fit", "warning", "activations before a BatchNorm lie far off its running mean")
+@DATA.row("data-do-not-fit", "warning", "activations before a BatchNorm are far from its running mean")
 def _data_do_not_fit(v: Values) -> Words:
     if v.kind == "norm":
         more = f", and before {v.more} more" if v.get("more") else ""
         return Words(
-            f"activations before this BatchNormalization lie {v.standard_deviations:.3g} of its standard deviations off"
-            f" its running mean (median over the channels){more}: the data are not prepared as in training",
+            f"activations before this BatchNormalization are {v.standard_deviations:.3g} of its standard deviations"
+            f" from its running mean (median over the channels){more}: the data are not prepared as in training",
             "scale, normalise and order the channels of the inputs as in training; data as in training stay below 0.1",
         )
-    left = f"{100 * v.left_share:.2g} % of the difference is left"
-    left += (
-        "" if v.is_exact else f", rounding would leave {100 * v.rounding_share:.2g} %: the cause is probably similar"
-    )
+    left = f"{percent(v.left_share)} of the difference is left"
+    left += "" if v.is_exact else f", rounding would leave {percent(v.rounding_share)}: the cause is probably similar"
     where = f"of {v.tried} samples that were tried" if v.samples == v.tried else f"of {v.tried}: samples {v.shown}"
     return Words(
         f"the model gives what was recorded {v.words} ({left}, on {v.samples} {where}): precision is not the problem",
-        "feed both sides alike: channels, range and layout as in training, each input by its name, written before each"
-        " run on the stream of the run",
+        "feed both sides the same way: channels, range and layout as in training, each input by its name, written"
+        " before each run on the stream of the run",
     )
 
 

@@ -113,11 +113,11 @@ def _emulation_differs(v: Values) -> Words:
     return Words(f"{text}, apart by more than a factor of {v.factor:g}", cure)
 
 
-@ENGINE.row(ALREADY_MIXED, "warning", "the model holds FP16 already")
+@ENGINE.row(ALREADY_MIXED, "warning", "the model contains FP16 already")
 def _already_mixed(v: Values) -> Words:
     share = f"{v.reduced} of {counted(v.layers, 'layer')} are {v.precisions} already, {v.flops_share:.0%} of the FLOPs"
     rest = f"no plan changes that: only the other {v.other_groups} groups are searched, and " * (v.kind != "compared")
-    return Words(f"{share}, and {rest}the reference holds the rounding of these layers", GIVE_FP32)
+    return Words(f"{share}, and {rest}the reference includes the rounding of these layers", GIVE_FP32)
 
 
 @ENGINE.row(NOTHING, "warning", "no layer has a precision that can be chosen")

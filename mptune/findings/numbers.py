@@ -156,11 +156,11 @@ def _long_sum(v: Values) -> Words:
     )
 
 
-@NUMBERS.row("index-in-float", "warning", "float arithmetic that becomes an index, a size or a comparison, not exact")
+@NUMBERS.row("index-in-float", "warning", "inexact float arithmetic that becomes an index, a size or a comparison")
 def _index_in_float(v: Values) -> Words:
     if v.kind == "fraction":
         text = f"{v.operator} of fractions, which become an index or are compared at node {v.reader!r}: once they are"
-        return Words(f"{text} rounded to {v.precision}, {v.share:.1%} of the whole numbers are others", v.keep_out)
+        return Words(f"{text} rounded to {v.precision}, {v.share:.1%} of the whole numbers change", v.keep_out)
     use = "are compared as whole numbers" if v.kind == "compared" else "become an index or a size"
     text = f"floating-point values up to {v.largest:.6g} {use} at node {v.reader!r}: {v.precision}"
     return Words(f"{text} does not hold every whole number above {v.exact_to:.0f}", v.kept)
@@ -181,7 +181,7 @@ def _mask(v: Values) -> Words:
     if v.kind in ("seen", "mask"):
         return _overflow(v)
     text = f"{_constant_beyond(v)}; a tool that does not limit constants makes it infinite"
-    return Words(text, "none: it masks as well, unless a row is masked completely")
+    return Words(text, "none: it masks just as well, unless a row is masked completely")
 
 
 @NUMBERS.row("norm-written-out", "warning", "a normalisation written out in pieces instead of as one operator")

@@ -23,12 +23,12 @@ def _begins(v: Values, what: str) -> str:
     return what.format(place=v.place) if v.get("place") else ""
 
 
-@REFERENCE.row("reference-not-finite", "error", "the FP32 reference holds NaN or Inf")
+@REFERENCE.row("reference-not-finite", "error", "the FP32 reference contains NaN or Inf")
 def _reference_not_finite(v: Values) -> Words:
     samples = f"{v.bad_samples} of {v.of_samples} samples, first on " if v.get("bad_samples") else ""
     why = _NOT_FINITE.get(v.kind.partition(" ")[0], "")
     return Words(
-        f"the reference is not finite: output {v.output!r} holds {v.non_finite} NaN or Inf in FP32, on {samples}sample"
+        f"the reference is not finite: output {v.output!r} has {v.non_finite} NaN or Inf in FP32, on {samples}sample"
         f" {v.sample}{_begins(v, '; it begins at {place}')}{f': {why}' if why else ''}",
         "guard the value in the model with an epsilon or a limit (masks: -1e4 in place of -inf), or leave such samples"
         " out; check that the data are prepared as in training",
@@ -78,7 +78,7 @@ _BATCH_FIRST = "nothing where axis 0 is the sequence; where it is the batch, exp
 @REFERENCE.row("rows-mix", "error", "a row of a batch alone differs from the same row among different rows")
 def _rows_mix(v: Values) -> Words:
     text = (
-        f"a row gives another output among other rows of its batch: output {v.output!r} differs by {v.relative_l2:.1e}"
+        f"a row's output depends on the other rows of its batch: output {v.output!r} differs by {v.relative_l2:.1e}"
         " (relative L2) in FP32"
     )
     if v.kind == "step":
@@ -163,22 +163,22 @@ def _state_fed_back(v: Values) -> Words:
     )
 
 
-@REFERENCE.row("overridable-constants", "warning", "constants are inputs of the model, too")
+@REFERENCE.row("overridable-constants", "warning", "constants are also inputs of the model")
 def _overridable_constants(v: Values) -> Words:
     return Words(
-        f"{counted(v.constants, 'constant')} ({v.names}) may be given as inputs, too: runtimes fold and fuse nothing"
-        " with them, and where a plan reads them in FP16 each run casts them",
+        f"{counted(v.constants, 'constant')} ({v.names}) may be given as inputs, too: runtimes neither fold nor"
+        " fuse them, and where a plan reads them in FP16 each run casts them",
         "take them from the graph's inputs, or export anew (torch.onnx.export with keep_initializers_as_inputs=False)",
     )
 
 
-@REFERENCE.row(OPSET_RAISED, "info", "the operator set is older than mptune can work on, and was raised")
+@REFERENCE.row(OPSET_RAISED, "info", "the operator set is older than mptune supports, and was raised")
 def _opset_raised(v: Values) -> Words:
     text = f"raised from opset {v.opset} to {v.raised_to} by ONNX's converter: before, some operators have no FP16"
     return Words(text, "to have another, export it again (17 to 21 are served best), or give --opset")
 
 
-@REFERENCE.row(WRONG_SHAPE, "warning", "the file declares another shape of an output than the nodes give")
+@REFERENCE.row(WRONG_SHAPE, "warning", "the file declares a shape of an output that the nodes do not give")
 def _wrong_output_shape(v: Values) -> Words:
     text = f"the file declares another shape: inferred is {v.shape}, which written models declare"
     return Words(text, "declare it so, or without a shape, if another runtime refuses the model")

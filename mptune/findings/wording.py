@@ -78,6 +78,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def percent(share: float) -> str:
+    """A share in percent, to two digits."""
+    return f"{100 * share:.2g} %" if share == 0 or share >= 1e-4 else "less than 0.01 %"
+
+
 def listed(items: Sequence[object], most: int, more: str = ", ...") -> str:
     """The first of some items; ``more`` may name how many ``{others}`` there are."""
     others = len(items) - most

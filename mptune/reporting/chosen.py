@@ -94,23 +94,18 @@ def write_chosen(
                     shutil.rmtree(leftover)
             fresh.mkdir()
             rewriter = rewrite.Rewriter(grouped, bank)
+            numbers = {"error": evaluation.error_value, "held_out_error": evaluation.held_out_value}
+            numbers |= {"latency_ms": evaluation.latency.median_ms, "speedup": evaluation.speedup}
             figures = {
                 "version": __version__,
                 "source_sha256": front.model_sha256,
                 "plan": plan.fingerprint,
                 "origin": str(evaluation.origin),
-                "target": front.target,
-                "engine": front.engine,
-                "device": front.device,
-                "metric": front.metric,
-                "error": text.short_number(evaluation.error_value),
+                **{name: getattr(front, name) for name in ("target", "engine", "device", "metric")},
+                **{name: text.short_number(value) for name, value in numbers.items()},
                 "error_source": evaluation.error_source,
-                "held_out_error": text.short_number(evaluation.held_out_value),
-                "latency_ms": text.short_number(evaluation.latency.median_ms),
                 "latency_source": evaluation.latency.source,
-                "speedup": text.short_number(evaluation.speedup),
-                "remeasured": "yes" if evaluation.remeasured else "no",
-                "confirmed": "yes" if evaluation.confirmed else "no",
+                **{n: "yes" if getattr(evaluation, n) else "no" for n in ("remeasured", "confirmed")},
                 "precision": json.dumps({k: str(v) for k, v in plan.precision.items()}, separators=(",", ":")),
             }
             metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}

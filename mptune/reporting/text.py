@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
 
 TEMPLATES = Path(__file__).parent / "templates"
-TF32_SIZE = "TF32 rounds the inputs of products to 11 bits, as FP16 does"  # in every view, and on the pages
+TF32_SIZE = "TF32 rounds the inputs of products to 11 bits, as FP16 does"  # the same words wherever it is said
 KEPT_BECAUSE = "kept in FP32 because"  # above the FP32 groups of a plan with their reasons, in every view
 _MOST_OF_A_CODE = 3  # findings of one code that are shown one by one; the others are counted
 _LONGEST_SENTENCE = 700  # characters of a sentence in a text or on the page: names in it may be of any length

@@ -83,7 +83,7 @@ class RefinedGroup(JsonForm):
         nodes = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
         is_finite = math.isfinite(self.error)
         whole = f"its error is {self.error:.2g}" if is_finite else "it holds values that are not finite"
-        return f"{name} is parted: in FP16 {whole}, without {nodes} its error is {self.rest_error:.2g}"
+        return f"{name} is split: in FP16 {whole}, without {nodes} its error is {self.rest_error:.2g}"
 
 
 def refine(

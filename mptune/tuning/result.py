@@ -180,7 +180,7 @@ def _warnings(
     plan_count = next((2 ** len(trial.params) for trial in record.settled()), math.inf)
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < plan_count:
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
-        yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
+        yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} continues"
 
 
 @contextlib.contextmanager

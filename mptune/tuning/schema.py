@@ -15,7 +15,7 @@ from mptune.tuning.explanation import Reason
 from mptune.tuning.front import FRONT_FORMAT
 
 NUMBER: Any = float | Literal["nan", "inf", "-inf"]
-NUMBERS: Any = dict[str, NUMBER]
+MAYBE, TEXT = (NUMBER, None), (str, None)  # null where unknown
 
 
 def _schema(kind: Any) -> dict[str, Any]:
@@ -33,35 +33,28 @@ def plan_schema() -> dict[str, Any]:
     """Of plan.json."""
     precisions = {"type": "object", "additionalProperties": {"enum": [*map(str, PRECISIONS)]}}
     schema = _schema({"format": Literal[PLAN_FORMAT], "model_sha256": str, "precision": "by_name", "nodes": "by_name"})
-    schema["properties"]["opset"] = _schema(int)  # only of a model whose opset was raised
+    schema["properties"] |= {"opset": _schema(int), "io": _schema(Literal["fp16"])}  # where they were asked for
     return {**schema, "$defs": {"by_name": precisions}}
 
 
 def front_schema() -> dict[str, Any]:
-    """Of front.json: null is what is not known, such as the choice of a search that was stopped."""
+    """Of front.json, also that of a search that was stopped, without a choice."""
     latency = dict.fromkeys(("median_ms", "p90_ms", "p99_ms", "cv"), NUMBER)
-    latency |= {"ci95_ms": [NUMBER], "source": LatencySource}
-    error: Any = {"value": NUMBER, "metric": str, "source": ErrorSource, "per_output": dict[str, NUMBERS]}
-    error |= {"emulated": (NUMBER, None), "held_out": (NUMBER, None), "ci95": ([NUMBER], None)}
-    error |= {"part": ({"output": str, "columns": ([int], None)}, None)}
-    point: Any = {"plan": str, "origin": str, "latency": latency, "error": error, "engine": (str, None)}
-    point |= dict.fromkeys(("error_value", "judged_error", "speedup"), NUMBER)
-    point |= {
-        "held_out_value": (NUMBER, None),
-        "metrics": dict[str, dict[Literal["search", "held_out"], NUMBER | None]],
-    }
+    error: Any = {"value": NUMBER, "metric": str, "source": ErrorSource, "per_output": dict[str, dict[str, NUMBER]]}
+    error |= {"emulated": MAYBE, "held_out": MAYBE, "ci95": ([NUMBER], None)}
+    point: Any = {"latency": {**latency, "ci95_ms": [NUMBER], "source": LatencySource}, "plan": str, "origin": str}
+    point |= {"error": {**error, "part": ({"output": str, "columns": ([int], None)}, None)}, "engine": TEXT}
+    point |= {"metrics": dict[str, dict[Literal["search", "held_out"], NUMBER | None]], "held_out_value": MAYBE}
+    point |= dict.fromkeys(("error_value", "judged_error", "speedup"), NUMBER) | {"remeasured": bool, "confirmed": bool}
     point |= dict.fromkeys(("fp16_groups", "bf16_groups", "fp32_groups"), int)
-    point |= {"remeasured": bool, "confirmed": bool, "memory_source": (LatencySource, None)}
     point |= dict.fromkeys(("engine_bytes", "context_bytes", "weight_bytes"), (int, None))
-    point |= {"fp32": [{"group": str, "reason": Reason, "finding": (str, None)}]}
-    choice: Any = {"reason": ChoiceKind, "limits": NUMBERS, "limits_met": bool}
-    choice |= {"nearest": (str, None), "replaced": (str, None)}
-    choice |= {"neighbours": [{"plan": str, "latency_ms_delta": NUMBER, "error_ratio": NUMBER}]}
+    point |= {"memory_source": (LatencySource, None), "fp32": [{"group": str, "reason": Reason, "finding": TEXT}]}
+    beside = {"plan": str, "latency_ms_delta": NUMBER, "error_ratio": NUMBER}
+    choice = {"reason": ChoiceKind, "limits": dict[str, NUMBER], "limits_met": bool, "neighbours": [beside]}
     where = {**get_type_hints(Where), "outputs": [get_type_hints(OutputColumns)]}
     front: Any = {"format": Literal[FRONT_FORMAT], "model": {"path": str, "sha256": str}, "metric": str}
-    front |= {"target": {"name": str, "engine": str, "device": (str, None)}, "points": ["point"]}
+    front |= {"target": {"name": str, "engine": str, "device": TEXT}, "points": ["point"], "chosen": TEXT}
     front |= {"baseline": dict.fromkeys(("fp32", "fp16", "tf32"), ("point", None)), "chosen_point": ("point", None)}
-    front |= {"chosen": (str, None), "choice": (choice, None), "hypervolume": (NUMBER, None)}
-    front |= {"evaluations": int, "failures": int, "warnings": [str]}
-    front |= {"findings": [{**get_type_hints(Finding), "where": where}]}
-    return {**_schema(front), "$defs": {"point": _schema(point)}}
+    front |= {"choice": ({**choice, "nearest": TEXT, "replaced": TEXT}, None), "hypervolume": MAYBE}
+    front |= {"findings": [{**get_type_hints(Finding), "where": where}], "warnings": [str]}
+    return {**_schema(front | {"evaluations": int, "failures": int}), "$defs": {"point": _schema(point)}}

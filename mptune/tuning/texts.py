@@ -140,7 +140,7 @@ def choice_limits(limits: ChoiceLimits, metric: str, default_error: float | None
     parts += limits.limits
     if default_error is not None:
         amount = f"{100 * default_error:g} %" if metric in ADD_IN_SQUARES else f"{default_error:g}"
-        parts.append(f"an error within {amount}, the default; --max-error sets another")
+        parts.append(f"an error within {amount} (default; --max-error sets another)")
     return " and ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""``benchmarks.trained`` without its networks: judges, steps that fail, archives, predictions of converted files."""
+"""``benchmarks.trained`` without its networks: judges, steps that fail, predictions of converted files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks.trained import judges
-from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.judging import predicted_ms
 from benchmarks.trained.variants import FP32, file_of
 from mptune.api.searching import search
@@ -97,14 +96,3 @@ def test_a_converted_file_is_predicted_as_the_plan_that_it_is(folder: Path) -> N
     for variant, which in ((FP32, "fp32"), ("ONNX Runtime", "fp16")):
         wanted = front["baseline"][which]["latency"]["median_ms"]
         assert predicted_ms(folder, file_of(folder, variant)) == pytest.approx(wanted)
-
-
-def test_what_is_packed_is_unpacked_to_the_same_models(folder: Path, tmp_path: Path) -> None:
-    parts = pack_all(folder.parent, [folder.name], tmp_path / "packed")
-    assert sum(part.stat().st_size for part in parts) < 1.2 * file_of(folder, FP32).stat().st_size
-    unpack_all(parts, tmp_path / "there")
-    for variant in (FP32, "ONNX Runtime"):
-        ours, theirs = (file_of(place, variant) for place in (folder, tmp_path / "there" / folder.name))
-        for a, b in zip(onnx.load(ours).graph.initializer, onnx.load(theirs).graph.initializer, strict=True):
-            np.testing.assert_array_equal(numpy_helper.to_array(a), numpy_helper.to_array(b))
-    assert len(list((tmp_path / "there").rglob("held_out/*.npz"))) == 4

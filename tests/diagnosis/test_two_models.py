@@ -219,7 +219,7 @@ def test_a_reference_that_is_mixed_itself_is_named(tmp_path: Path) -> None:
     mixed = mptune.apply(model, None, tmp_path / "mixed.onnx", keep_fp32=["op:Softmax"])
     named = the_finding("already-mixed", compared(mixed, model))
     assert "6 of 7 layers are FP16 already" in named.text
-    assert "the reference holds the rounding of these layers" in named.text
+    assert "the reference includes the rounding of these layers" in named.text
     assert "already-mixed" not in {finding.code for finding in compared(model, mixed).findings}
 
 

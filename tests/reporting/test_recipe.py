@@ -80,7 +80,7 @@ def test_tf32_is_as_in_the_search(bench: Bench, front: Front, run_dir: Path, arg
     assert ("clear_flag(trt.BuilderFlag.TF32)" not in text) is allowed
     line = text[text.index("sh build.sh --useCudaGraph") :].split(" (its")[0]
     assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
-    assert "no build without --stronglyTyped" in text
+    assert "do not build without --stronglyTyped" in text
     assert NO_TRTEXEC in text
 
 
@@ -144,7 +144,7 @@ def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, front: Front, run_d
     assert given["--timingCacheFile"] == ["timing.cache"]
     (run_dir / "chosen" / "timing.cache").write_bytes(b"trtexec adds to it")
     assert (run_dir / "engines" / "timing.cache").read_bytes() == b"measured"
-    assert "timing.cache what TensorRT measured" in (run_dir / "chosen" / "README.txt").read_text()
+    assert "timing.cache TensorRT's tactic timings" in (run_dir / "chosen" / "README.txt").read_text()
     assert "--timingCacheFile" not in str(BuildRecipe().options(bench.plan(1)))
 
 

@@ -34,12 +34,12 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        (replace(GOOD, outputs={"y": {**SOUND, "non_finite": 4.0}}), "'y' holds 4 NaN or Inf"),
+        (replace(GOOD, outputs={"y": {**SOUND, "non_finite": 4.0}}), "'y' has 4 NaN or Inf"),
         (replace(GOOD, outputs={"y": {**SOUND, "zero_fraction": 1.0}}), "all zero in every output"),
         (replace(GOOD, repeat_error=0.5), "not deterministic"),
         (replace(GOOD, repeat_error=math.nan), "not deterministic"),
-        (replace(GOOD, rows=RowReport(2, {"y": math.nan})), "another output among other rows"),
-        (replace(GOOD, rows=RowReport(2, {"y": 0.5})), "another output among other rows"),
+        (replace(GOOD, rows=RowReport(2, {"y": math.nan})), "output depends on the other rows"),
+        (replace(GOOD, rows=RowReport(2, {"y": 0.5})), "output depends on the other rows"),
         (replace(GOOD, rows=RowReport(4, lost={"y": (1, 10)}, declared={"y": "[B, 10]"})), r"\[1, 10\] for 4 rows"),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
     (chosen,) = [line for line in lines if line.startswith(">  ")]
     assert CHOSEN in chosen
     assert "1.0e-02" in chosen
-    by_default = "the fastest with an error within 1 %, the default; --max-error sets another"
+    by_default = "the fastest with an error within 1 % (default; --max-error sets another)"
     assert lines[-1] == f"chosen: {CHOSEN}, {by_default}"
     shown = "5 ms predicted, error 0.01 (relative_l2), groups: 1 FP16, 9 FP32, sampler"
     assert repr(FRONT.points[0]) == f"Evaluation({CHOSEN}: {shown})"

@@ -74,7 +74,7 @@ def test_an_error_that_one_part_makes_is_parted(tmp_path: Path) -> None:
     assert "raise" in parted.nodes
     assert parted.error > 0.1 > 20 * parted.rest_error
     assert [group.name for group in grouped.groups][1] == "raise"
-    assert "g000 is parted: in FP16 its error is " in parted.text("g000")
+    assert "g000 is split: in FP16 its error is " in parted.text("g000")
 
 
 def test_large_angles_leave_the_product_free(tmp_path: Path) -> None:

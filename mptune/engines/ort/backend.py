@@ -33,7 +33,7 @@ CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its C
 _NO_KERNEL = re.compile(r"Could not find an implementation for (?P<op>\w+)\(\d+\)")
 """How ONNX Runtime says that no provider has a kernel (its error NOT_IMPLEMENTED)."""
 CPU_WARNING = (
-    "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
+    "FP16 is rarely faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
     " --target a GPU or a profile (`mptune targets` lists them)"
 )
 

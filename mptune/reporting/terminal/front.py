@@ -20,6 +20,7 @@ from mptune.processes.child import SECONDS
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
+from mptune.tuning.dominance import LEAST_EXACTER
 from mptune.tuning.explanation import reasons_text
 from mptune.tuning.front import Front, front_table, is_held_out
 from mptune.tuning.texts import compared, error_text, format_error, latency_text, metric_cell, two_digits
@@ -76,18 +77,19 @@ def print_answer(console: Console, front: Front) -> None:
     plan = "none" if chosen is None else chosen.plan.fingerprint
     facts = [("chosen", f"{plan}: {front.chosen_reason}")]
     if chosen is not None:
-        latency = f"{speedup_text(chosen, front.fp32)}: {latency_text(chosen)} ms"
+        latency = f"{latency_text(chosen)} ms"
         if chosen.plan != front.fp32.plan:
-            latency += f", all-FP32 {latency_text(front.fp32)} ms"
+            latency = f"{speedup_text(chosen, front.fp32)}: {latency}, all-FP32 {latency_text(front.fp32)} ms"
         if front.tf32 is not None:
             latency += f", in TF32 {latency_text(front.tf32)} ms (error {error_text(front.tf32)})"
         error, ratio = error_text(chosen), ""
         if fp16 is not None and chosen.plan != fp16.plan:
             error += f", {front.fp16_name} {error_text(fp16)}"
             times = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
-            if is_compared_by_ratio(front.metric) and math.isfinite(times) and fp16.is_finite:
-                ratio = f"{two_digits(times)} times"
-        facts.append(("faster", latency + ("" if chosen.latency.source == "measured" else ", predicted")))
+            if is_compared_by_ratio(front.metric) and LEAST_EXACTER <= times < math.inf and fp16.is_finite:
+                ratio = f"{two_digits(times)}x"
+        name = "latency" if chosen.plan == front.fp32.plan else "faster"
+        facts.append((name, latency + ("" if chosen.latency.source == "measured" else ", predicted")))
         emulated = "" if chosen.error_source == "measured" else ", emulated"
         facts.append(("more exact", f"{ratio}: error {error}{emulated}") if ratio else ("error", f"{error}{emulated}"))
     places = unique(
@@ -159,7 +161,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         print_text(console, "nothing that breaks was found on the samples", indent=2)
     console.print()
     if not explanation.groups:
-        console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
+        console.print("this run contains no reasons: run the same `mptune search` again to add them")
         return
     in_fp32 = () if chosen is None else explanation.fp32_groups(chosen.plan.fingerprint)
     words = {group.worth.group: f": {group.word}" for group in in_fp32}

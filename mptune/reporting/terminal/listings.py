@@ -343,9 +343,9 @@ def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
         status = (check.status, _STATUS_STYLES[check.status])
         print_text(console, styled(f"{check.engine:<17}{check.name:<13}", status, f": {check.text}{limit}"))
     failed = sum(check.status == "does not hold" for check in result.checks)
-    verdict = "every check that can be taken here holds"
+    verdict = "every check that can run here passed"
     if not result.holds:
-        verdict = f"{failed} of {len(result.checks)} checks do not hold" if failed else "nothing could be checked"
+        verdict = f"{failed} of {len(result.checks)} checks failed" if failed else "nothing could be checked"
     console.print()
     print_text(console, f"self-test: {verdict}, after {result.seconds:.0f} s")
     if not result.holds:
@@ -363,4 +363,6 @@ def print_layers(engine: EngineLayers, stream: TextIO | None = None) -> None:
         types = " ".join(precision.name for precision in layer.types) or "-"
         rows.append((f"{layer.ms:.4f}", share, types, ", ".join(layer.nodes) or f"{layer.name} (added by the engine)"))
     print_table(console, ("ms", "share", "writes", "nodes"), rows, right=("ms", "share"), fold="nodes")
-    print_text(console, "times: the engine's own profiler, which has a cost; --json has TensorRT's names of the layers")
+    print_text(
+        console, "times are from the engine's own profiler, which adds overhead; --json has TensorRT's layer names"
+    )

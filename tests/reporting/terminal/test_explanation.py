@@ -46,7 +46,7 @@ def test_the_table_says_why(front: Front, columns: int) -> None:
 
 def test_the_baseline_needs_no_reason(front: Front) -> None:
     plain = replace(front, explanation=Explanation())
-    assert "holds nothing to explain" in printed(plain, show=print_explanation)
+    assert "contains no reasons" in printed(plain, show=print_explanation)
     assert "not known" in readme(plain)
     text = printed(replace(front, chosen=front.fp32), 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)

@@ -191,7 +191,7 @@ def test_the_answer_is_short_and_its_commands_can_be_pasted(
     assert answer == [
         f"chosen     {front.chosen.plan.fingerprint}: {front.chosen_reason}",
         "faster     1.67x: 1.200 ms, all-FP32 2.000 ms",
-        "more exact 12 times: error 2.0e-03, all-FP16 2.4e-02",
+        "more exact 12x: error 2.0e-03, all-FP16 2.4e-02",
         "model      my runs/model.mptune/chosen/model.onnx",
         "try it     python 'my runs/model.mptune/chosen/infer.py'",
         "page       my runs/model.mptune/report.html",

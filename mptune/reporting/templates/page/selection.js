@@ -89,7 +89,7 @@ function reasonBlocks(plan) {
   const kept = reasonsOf(plan);
   if (plan.singles === 0) return [h("p", {}, "No group is in FP32.")];
   if (plan === fp32) return [h("p", {}, "All-FP32 is the baseline.")];
-  if (kept === null) return [h("p", {}, onFront.has(plan.index) ? "The run holds nothing to explain it with." : "Reasons are kept for the points of the front only.")];
+  if (kept === null) return [h("p", {}, onFront.has(plan.index) ? "The run contains no reasons." : "Reasons are kept for the points of the front only.")];
   const list = (items) => h("ul", { class: "kept" }, items.map(({ group, because }) => h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), `: ${because}`)));
   const rest = kept.slice(12);
   return [list(kept.slice(0, 12)), rest.length ? folded(h("details", {}, h("summary", {}, `${rest.length} more`)), () => list(rest)) : ""];
