@@ -95,33 +95,22 @@ AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A typed ONNX model. Immutable by convention: nobody changes ``proto``.
-
-    Attributes:
-        sha256: over the file and all external data that it refers to.
-        opset: version of the default operator set.
-        inputs: graph inputs that must be fed (initializers that double as inputs are left out).
-        nodes: in topological order.
-        tensors: every value of the main graph by name.
-        initializers: graph initializers and Constant nodes by tensor name.
-        runtime: what the runtime said of operators that ONNX does not define.
-        data_files: where its external data lie.
-        raised_from: the file's operator set where it was raised because mptune cannot work on it.
-        reshaped: outputs whose shape the file declares wrongly; ``outputs`` and ``proto`` have the inferred one.
-    """
+    """A typed ONNX model. Immutable by convention: nobody changes ``proto``."""
 
     path: Path
-    sha256: str
-    opset: int
-    inputs: tuple[TensorInfo, ...]
+    sha256: str  # over the file and all external data that it refers to
+    opset: int  # version of the default operator set
+    inputs: tuple[TensorInfo, ...]  # graph inputs that must be fed (initializers that double as inputs are left out)
     outputs: tuple[TensorInfo, ...]
-    nodes: tuple[Node, ...]
-    tensors: Mapping[str, TensorInfo]
-    initializers: Mapping[str, Initializer]
+    nodes: tuple[Node, ...]  # in topological order
+    tensors: Mapping[str, TensorInfo]  # every value of the main graph by name
+    initializers: Mapping[str, Initializer]  # graph initializers and Constant nodes by tensor name
     proto: onnx.ModelProto = field(repr=False)
+    # What the runtime said of operators that ONNX does not define
     runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
-    data_files: tuple[Path, ...] = ()
-    raised_from: int | None = None
+    data_files: tuple[Path, ...] = ()  # where its external data lie
+    raised_from: int | None = None  # the file's operator set where it was raised because mptune cannot work on it
+    # Outputs whose shape the file declares wrongly; ``outputs`` and ``proto`` have the inferred one
     reshaped: tuple[str, ...] = ()
 
     @cached_property
