@@ -33,8 +33,9 @@ from mptune.graph.value_types import ValueTypes
 Arrays = Mapping[str, np.ndarray]
 Numbers = dict[str, float]
 Named = tuple[Hazard, Iterable[str]]  # a hazard, and the values whose rounding elsewhere does the same
-_BLOCK, _MOST, _FEWEST_ROWS = 1 << 16, 1 << 18, 16
-"""Elements that stay in a core's cache; from which means and shares are estimated; rows, however long they are."""
+_BLOCK, _MOST, _OF_ROW, _FEWEST_ROWS = 1 << 16, 1 << 15, 1 << 18, 16
+"""Elements that stay in a core's cache; from which means and shares are estimated, to half a percent; the same of rows,
+and how many rows at least, however long they are."""
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 _FIRST_OPSET = 11  # whose Equal takes floats, and whose Clip takes its bounds as inputs
@@ -279,8 +280,8 @@ def _change(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers
                 count = math.prod(operand.shape[: attribute(node, "axis", -1)])
             function = partial(_normalised, epsilon=attribute(node, "epsilon", 1e-5))
             lines = operand.reshape(count, -1)
-            lines = lines[:, _spaced(lines.shape[1], _MOST)]
-        operands = [lines[_spaced(len(lines), max(_FEWEST_ROWS, _MOST // lines.shape[1]))]]
+            lines = lines[:, _spaced(lines.shape[1], _OF_ROW)]
+        operands = [lines[_spaced(len(lines), max(_FEWEST_ROWS, _OF_ROW // lines.shape[1]))]]
     else:
         operands = [*np.broadcast_arrays(*(values[name] for name in node.inputs))]
         if operands[0].size > _MOST:
