@@ -44,16 +44,26 @@ Scope = tuple[str, ...]
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Nodes that always share a precision."""
+    """Nodes that always share a precision.
 
-    id: str  # ``g000``, ``g001``, ... in topological order; the same for the same model on every machine
-    name: str  # readable, from the scopes in the node names
-    # The first node's: conv, matmul, norm, softmax, attention, rnn, reduce, resample, quantised, elementwise; or block.
+    Attributes:
+        id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
+        name: readable, from the scopes in the node names.
+        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
+            quantised or elementwise; block for several of these together.
+        nodes: node names in topological order.
+        ops: operator -> how many of it.
+        pinned: why the group is FP32 under any plan; None where it is free.
+        pattern: hash of the structure: equal for groups that repeat each other with other weights.
+    """
+
+    id: str
+    name: str
     kind: str
-    nodes: tuple[str, ...]  # node names in topological order
-    ops: Mapping[str, int]  # operator -> how many of it
-    pinned: str | None = None  # why the group is FP32 under any plan; None where it is free
-    pattern: str = ""  # hash of the structure: equal for groups that repeat each other with other weights
+    nodes: tuple[str, ...]
+    ops: Mapping[str, int]
+    pinned: str | None = None
+    pattern: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,10 +369,7 @@ _SMALL_BYTES = 512  # integer constants up to this size are part of the structur
 
 
 def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
-    """16 hexadecimal digits that are equal for groups of the same operators, attributes and weight shapes.
-
-    Names, weights and the order of nodes do not count, nor which of the group's nodes reads which.
-    """
+    """16 hexadecimal digits, equal for groups of the same operators, attributes and weight shapes in any order."""
 
     def text(name: str) -> str:
         """What a node reads: nothing, a constant of some shape, or a computed value."""
@@ -389,10 +396,7 @@ _MAX_UNNUMBERED = 12  # a scope without a number that holds more groups than thi
 
 
 def _group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
-    """The modules that a group lies in, outermost first; empty where nothing says so.
-
-    Those of the leading node; of another one where the exporter gave the leading node no name.
-    """
+    """The modules of a group's leading node, or of its first one with a name, outermost first; empty without any."""
     for node in [leader] if leader.proto.name else nodes:
         parts = node.name.split("/")[:-1]
         for entry in node.proto.metadata_props:

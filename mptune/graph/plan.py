@@ -133,10 +133,14 @@ DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """An immutable assignment of a precision to every layer group of one model."""
+    """An immutable assignment of a precision to every layer group of one model.
 
-    model_sha256: str  # hash of the model that the group ids belong to
-    # Group id -> precision, for every group (pinned ones too), in the order of the groups
+    Attributes:
+        model_sha256: hash of the model that the group ids belong to.
+        precision: group id -> precision, for every group (pinned ones too), in the order of the groups.
+    """
+
+    model_sha256: str
     precision: Mapping[str, Precision]
 
     def __post_init__(self) -> None:

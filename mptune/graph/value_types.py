@@ -188,10 +188,7 @@ class ValueTypes:
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 
     def convertible_constants(self) -> frozenset[str]:
-        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
-
-        What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
-        """
+        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once."""
         names = {name for reads in self._reads for name, is_own, _ in reads if is_own}
         return frozenset(self.own.same.get(name, name) for name in names).intersection(self.constants)
 

@@ -563,10 +563,7 @@ def _fraction_hazard(look: _Look) -> Named | None:
 
 
 def _number_hazard(look: _Look) -> Named | None:
-    """Whole numbers that a precision does not hold, and that become an index or a size, or are compared.
-
-    The groups that compute them are named back to where values are smaller, or no index yet.
-    """
+    """Whole numbers beyond a precision that become an index or a size, or are compared, back to where they are not."""
     facts, node, exact = look.facts, look.node, look.record.precision.exact_integers
     reader = index_reader(facts, node) if node.op_type == "Cast" else node
     read = [node.inputs[0]] if reader is not node else _sources(facts, node.inputs, _COMPARED)

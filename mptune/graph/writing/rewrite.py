@@ -118,10 +118,7 @@ class Rewriter:
         return proto, constants
 
     def _name(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
-        """The name of a value's form in a precision, None for as it is computed; what keeps its name keeps it in FP32.
-
-        The model's own name for that form serves where it has one.
-        """
+        """The name of a value's form in a precision, None for as it is computed: the model's own where it has one."""
         own = self.types.own
         if wanted not in (None, Precision.FP32):
             value = own.same.get(value, value)
