@@ -145,7 +145,7 @@ class Runner:
         """Outputs of a sample, sums rounded term by term in NumPy; none of a large model, or one that it cannot run."""
         from onnx.reference import ReferenceEvaluator  # slow to import
 
-        with suppress(Exception):  # whatever an operator raises that has no FP16 there
+        with suppress(Exception), np.errstate(all="ignore"):  # whatever an operator raises that has no FP16 there
             if sum(map(math.prod, self.observed.shapes.values())) <= _MOST_STEPPED:
                 session = ReferenceEvaluator(str(Rewriter(self.grouped).export(plan, self.context.scratch("typed"))))
                 return dict(zip(session.output_names, session.run(None, dict(self.samples[number])), strict=True))
