@@ -18,7 +18,7 @@ from mptune.data.metrics.accuracy import FOREIGN, MANY_FOREIGN
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.order import find_stale, other_form, other_order, stale_finding, stale_rows
-from mptune.diagnosis.precision import precision, worst_hazard
+from mptune.diagnosis.precision import held_sum, precision, worst_hazard
 from mptune.diagnosis.preprocessing import other_feed
 from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
@@ -173,6 +173,7 @@ def _each(cause: Callable[[Side], Finding | None]) -> Cause:
 CAUSES: tuple[Cause, ...] = (
     *map(_each, (not_computed, other_order, other_form, stale_rows, tf32, stored_as_fp16)),
     precision,
+    _each(held_sum),
     other_feed,
     _each(agreement),
 )

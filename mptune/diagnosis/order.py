@@ -66,6 +66,7 @@ def other_order(side: Side) -> Finding | None:
     return None
 
 
+@np.errstate(all="ignore")  # of what is in no other form
 def other_form(side: Side) -> Finding | None:
     """``outputs-permuted`` of boxes, and ``attribute-differs`` of scores, that one side gives in another form."""
     difference = side.difference
@@ -89,8 +90,7 @@ def other_form(side: Side) -> Finding | None:
                     part = [array[rows].copy() for array in along]
                     distance = rms(part[0] - part[1])
                     for k in changed:
-                        with np.errstate(over="ignore", invalid="ignore"):
-                            part[k][..., columns] = change(part[k][..., columns])
+                        part[k][..., columns] = change(part[k][..., columns])
                     if not rms(part[0] - part[1]) <= CLEAR * distance:
                         break
                 else:

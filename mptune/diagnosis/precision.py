@@ -17,6 +17,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
+from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 
 _NAMED = 5  # groups that a text names
@@ -85,8 +86,7 @@ def _cause(side: Side) -> Explanation | None:
     if any(array.size != arrays[0].size or array.dtype.kind not in "fiub" for array in arrays) or not arrays[0].size:
         return None
     wanted, got, planned, fp16 = (array.astype(np.float64) for array in arrays)
-    lost, lost_planned = (np.isfinite(wanted) & ~np.isfinite(each) for each in (got, planned))
-    if lost.any() and (lost & lost_planned).sum() >= _SAME_PLACES * max(lost.sum(), lost_planned.sum()):
+    if _are_lost_alike(wanted, got, planned):
         return Explanation("fp16", 0.0, 1.0)
     # Where decisions change, most values stay right, in the candidate as in FP16 throughout, and the error has one
     # size. What a deployment does otherwise, such as to its inputs, moves all of them.
@@ -107,6 +107,30 @@ def _step_by_step(side: Side) -> Explanation | None:
         None
         if steps is None or steps.shape != wanted.shape
         else explain(side.got[k] - wanted, [("fp16", steps - wanted)])
+    )
+
+
+def _are_lost_alike(wanted: np.ndarray, got: np.ndarray, changed: np.ndarray) -> bool:
+    """Whether values are NaN or Inf in the same places."""
+    lost, lost_changed = (np.isfinite(wanted) & ~np.isfinite(each) for each in (got, changed))
+    return bool(lost.any() and (lost & lost_changed).sum() >= _SAME_PLACES * max(lost.sum(), lost_changed.sum()))
+
+
+def held_sum(side: Side) -> Finding | None:
+    """``long-sum``: values are NaN or Inf, as they are where a sum beyond FP16's range is held in FP16."""
+    runner, k = side.sides.runner, side.worst_sample[1]
+    sums = [h for h in runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
+    steps = runner.step_by_step(side.sides.plan, k).get(side.name) if sums else None
+    if steps is None or steps.shape != side.wanted[k].shape or not _are_lost_alike(side.wanted[k], side.got[k], steps):
+        return None
+    (finding,) = hazard_findings(sums[:1], "compare")
+    keep = " ".join(f"--keep-fp32 {group}" for group in finding.where.groups)
+    return replace(
+        finding,
+        severity="warning",
+        where=replace(finding.where, outputs=(side.where,)),
+        text=f"output {side.name!r} is NaN or Inf in the same places as in FP16 whose sums are FP16: {finding.text}",
+        cure=f"mptune apply {runner.model.path} --fp16-all {keep} -o OUT.onnx",
     )
 
 

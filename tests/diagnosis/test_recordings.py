@@ -714,3 +714,17 @@ def test_sums_that_are_rounded_term_by_term_are_fp16_of_large_angles(tmp_path: P
     assert "emulating FP16 reproduces it" in says
     for other in (half[::-1], np.random.default_rng(5).uniform(-1, 1, half.shape).astype(np.float32)):
         assert "precision" not in {code for code, _ in _compared(text(graph), lambda _, y=other: y, tmp_path)[1:]}
+
+
+def test_a_sum_beyond_fp16_is_why_an_engine_gives_inf(tmp_path: Path) -> None:
+    graph = """(float[n,32] x) => (float[n,32] y) <float many = {20}, int64[2] times = {1, 128}> {
+        a = Abs(x) large = Mul(a, many) all = Tile(large, times)
+        ["mean"] m = ReduceMean <keepdims = 1, axes = [1]> (all) ["product"] y = Mul(a, m) }"""
+    size = np.abs(np.float16(FED["x"]))
+    with np.errstate(over="ignore"):
+        half = np.float32(size * np.mean(np.tile(size * np.float16(20), 128), 1, np.float16, keepdims=True))
+    assert 0.2 < np.isinf(half).mean() < 0.8
+    verdict, (code, says) = _compared(text(graph), lambda _: half, tmp_path)
+    assert (verdict, code, "at node 'mean'" in says) == ("differs", "long-sum", True)
+    some = np.where(np.arange(32) < 3, np.float32(np.inf), 1)  # not where all of FP16's are
+    assert "long-sum" not in {code for code, _ in _compared(text(graph), lambda y: y * some, tmp_path)[1:]}
