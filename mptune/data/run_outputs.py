@@ -104,10 +104,7 @@ def _badness(*values: float) -> float:
 def _part(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]], parts: OutputParts | None, statistic: str, errors: Sequence[float]
 ) -> dict[str, Any]:
-    """One part of an output, from its statistic and the error on each sample.
-
-    Histograms count every ``every``-th value of all samples.
-    """
+    """One part of an output, from its statistic and its error on each sample; every ``every``-th value is counted."""
     columns = columns_of_part(statistic)
     if columns and parts and parts.axis is not None and all(parts.fits(wanted.shape) for _, wanted in pairs):
         place = (slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)

@@ -205,14 +205,12 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
 
 
 class Reference:
-    """The reference of every sample, with its parts.
-
-    Without ``parts`` they are found from these samples, as if they were all that there are.
-    """
+    """The reference of every sample, the sums over it, and its parts: found from these samples where not given."""
 
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
+        self.sums: dict[tuple[str, int | None], Floats] = {}  # by output and sample, as ``_differences`` has them
 
 
 def compare_outputs(
@@ -250,7 +248,8 @@ def compare_outputs(
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
             else:
                 arrays = map(np.asarray, (got[name], wanted[name]) if rows is None else (rows.output, rows.reference))
-                statistics, columns = _of_array(name, reference.parts.get(name), *arrays, objective_only=objective_only)
+                kept = number if rows is None else None  # else it differs which rows count
+                statistics, columns = _of_array(name, reference, kept, *arrays, objective_only=objective_only)
             by_output[name] = statistics if rows is None else {**statistics, FOREIGN: rows.foreign}, columns
         return by_output
 
@@ -277,14 +276,17 @@ def compare_outputs(
 
 
 def _of_array(
-    name: str, parts: OutputParts | None, got: np.ndarray, wanted: np.ndarray, *, objective_only: bool
+    name: str, reference: Reference, number: int | None, got: np.ndarray, wanted: np.ndarray, *, objective_only: bool
 ) -> tuple[dict[str, float], Floats | None]:
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
         raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
+    parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    statistics, (squares, wanted_squares, counts, largest) = _differences(ours, theirs, objective_only=objective_only)
+    statistics, figures = _differences(ours, theirs, reference.sums.get((name, number)), objective_only=objective_only)
+    squares, wanted_squares, counts, largest = figures
+    reference.sums |= {} if number is None else {(name, number): figures[1:3]}
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None
     with np.errstate(all="ignore"):  # NaN and Inf are results here
@@ -314,31 +316,34 @@ def _of_rows(rows: AlignedRows, matched: int, *, objective_only: bool) -> dict[s
 
 
 def _differences(
-    got: np.ndarray, wanted: np.ndarray, *, objective_only: bool, is_wide: bool = False
+    got: np.ndarray, wanted: np.ndarray, sums: Floats | None = None, *, objective_only: bool, is_wide: bool = False
 ) -> tuple[dict[str, float], Floats]:
     """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
 
     The statistics of all elements; and of each column, shape (4, columns): the sum of the squared differences, the sum
-    of the squares of the reference, how many of its values are finite, and the largest absolute difference, 0 where
-    only the objective is computed.
+    of the squares of the reference, how many of its values are finite (``sums``: these two, where known), and the
+    largest absolute difference, 0 where only the objective is computed.
     """
     is_wide = is_wide or any(array.dtype not in (np.float32, np.float16) for array in (got, wanted))
     width = np.float64 if is_wide else np.float32
     of_columns = np.zeros((4, wanted.shape[1]))
+    of_columns[1:3] = 0.0 if sums is None else sums
     squares, wanted_squares, counts, largest = of_columns
-    every = np.empty(0 if objective_only else wanted.size, width)
-    max_rel, filled = 0.0, 0
+    is_finite = sums is not None and counts.sum() == wanted.size
+    max_rel, filled, every = 0.0, 0, np.empty(0 if objective_only else wanted.size, width)
     with np.errstate(all="ignore"):  # NaN and Inf are results here
         for ours, theirs in chunks(got, wanted):
             expected = theirs.astype(width, copy=False)
-            apart, finite = ours.astype(width, copy=False) - expected, np.isfinite(expected)
+            apart = ours.astype(width, copy=False) - expected
+            finite = np.array(True) if is_finite else np.isfinite(expected)
             is_whole = bool(finite.all())
             if not is_whole:
                 apart[~finite], expected = 0.0, np.where(finite, expected, width(0.0))
-            for total, values in ((squares, apart), (wanted_squares, expected)):
+            for total, values in ((squares, apart), (wanted_squares, expected))[: 2 if sums is None else 1]:
                 wide = values.astype(np.float64, copy=False)
                 total += np.einsum("bca,bca->c", wide, wide)
-            counts += finite.shape[0] * finite.shape[2] if is_whole else np.count_nonzero(finite, axis=(0, 2))
+            if sums is None:
+                counts += finite.shape[0] * finite.shape[2] if is_whole else np.count_nonzero(finite, axis=(0, 2))
             if objective_only:
                 continue
             np.abs(apart, out=apart)
@@ -352,7 +357,7 @@ def _differences(
         total, wanted_total, non_finite, every = squares.sum(), wanted_squares.sum(), 0, every[:filled]
         if not math.isfinite(total):
             if not is_wide:  # two large values may differ by more than float32 can hold
-                return _differences(got, wanted, objective_only=objective_only, is_wide=True)
+                return _differences(got, wanted, sums, objective_only=objective_only, is_wide=True)
             non_finite = int(np.count_nonzero(np.isfinite(wanted) & ~np.isfinite(got)))
         if wanted_total:
             relative_l2 = math.sqrt(total) / math.sqrt(wanted_total)
