@@ -17,7 +17,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
-from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 
 _NAMED = 5  # groups that a text names
@@ -98,16 +98,19 @@ def _cause(side: Side) -> Explanation | None:
     return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else _step_by_step(side)
 
 
+def _stepped(side: Side) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The sample that differs most, wanted and got, and of FP16 whose sums are rounded term by term where that runs."""
+    k = side.worst_sample[1]
+    steps, wanted = side.sides.runner.step_by_step(side.sides.plan, k).get(side.name), side.wanted[k]
+    return None if steps is None or steps.shape != wanted.shape else (wanted, side.got[k], steps)
+
+
 def _step_by_step(side: Side) -> Explanation | None:
-    """FP16 whose sums are rounded term by term, on the sample that differs most; only where a hazard is there."""
-    runner, k = side.sides.runner, side.worst_sample[1]
-    steps = runner.step_by_step(side.sides.plan, k).get(side.name) if worst_hazard(side.sides) else None
-    wanted = np.asarray(side.wanted[k], np.float64)
-    return (
-        None
-        if steps is None or steps.shape != wanted.shape
-        else explain(side.got[k] - wanted, [("fp16", steps - wanted)])
-    )
+    """FP16 whose sums are rounded term by term; only where a hazard is there."""
+    if not worst_hazard(side.sides) or (arrays := _stepped(side)) is None:
+        return None
+    wanted, got, steps = (np.asarray(array, np.float64) for array in arrays)
+    return explain(got - wanted, [("fp16", steps - wanted)])
 
 
 def _are_lost_alike(wanted: np.ndarray, got: np.ndarray, changed: np.ndarray) -> bool:
@@ -118,20 +121,23 @@ def _are_lost_alike(wanted: np.ndarray, got: np.ndarray, changed: np.ndarray) ->
 
 def held_sum(side: Side) -> Finding | None:
     """``long-sum``: values are NaN or Inf, as they are where a sum beyond FP16's range is held in FP16."""
-    runner, k = side.sides.runner, side.worst_sample[1]
-    sums = [h for h in runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
-    steps = runner.step_by_step(side.sides.plan, k).get(side.name) if sums else None
-    if steps is None or steps.shape != side.wanted[k].shape or not _are_lost_alike(side.wanted[k], side.got[k], steps):
+    sums = _sums_beyond(side.sides.runner.hazards)
+    if not sums or (arrays := _stepped(side)) is None or not _are_lost_alike(*arrays):
         return None
     (finding,) = hazard_findings(sums[:1], "compare")
-    keep = " ".join(f"--keep-fp32 {group}" for group in finding.where.groups)
+    keep = " ".join(f"--keep-fp32 {group}" for group in dict.fromkeys(h.place.group for h in sums))
+    text = f"output {side.name!r} is NaN or Inf in the same places as an FP16 run that also rounds sums to FP16"
     return replace(
         finding,
         severity="warning",
         where=replace(finding.where, outputs=(side.where,)),
-        text=f"output {side.name!r} is NaN or Inf in the same places as in FP16 whose sums are FP16: {finding.text}",
-        cure=f"mptune apply {runner.model.path} --fp16-all {keep} -o OUT.onnx",
+        text=f"{text}: {finding.text}",
+        cure=f"mptune apply {side.sides.runner.model.path} --fp16-all {keep} -o OUT.onnx",
     )
+
+
+def _sums_beyond(hazards: Sequence[Hazard]) -> list[Hazard]:
+    return [h for h in hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
 
 
 def _cured(blamed: Sequence[Side], plan: PrecisionPlan) -> tuple[dict[str, float], list[str], Side | None]:
@@ -179,10 +185,10 @@ def _cured(blamed: Sequence[Side], plan: PrecisionPlan) -> tuple[dict[str, float
 def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:
     """What breaks in these groups, certain ones first; in all, also sums, which no emulation shows; or ""."""
     breaking = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
-    sums = [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
     breaking = [h for h in breaking if h.precision is not Precision.BF16]  # FP16 may hold what BF16 does not
     # An epsilon that vanishes, a warning, is why a reciprocal overflows.
     breaking.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
+    sums = _sums_beyond(sides.runner.hazards)
     hazards = [*breaking, *sums] if groups is None else [h for h in breaking if h.place.group in groups]
     if not hazards:
         return ""

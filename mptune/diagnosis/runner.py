@@ -63,6 +63,7 @@ class Runner:
         save_samples(self.samples_path, samples)
         self._tell, self._stage = stage, ""
         self._kept: dict[str, Outputs] = {}
+        self._stepped: dict[tuple[str, int], dict[str, np.ndarray]] = {}
 
     def begin(self, stage: str) -> None:
         """Say what is being done, once for what is done many times."""
@@ -145,11 +146,16 @@ class Runner:
         """Outputs of a sample, sums rounded term by term in NumPy; none of a large model, or one that it cannot run."""
         from onnx.reference import ReferenceEvaluator  # slow to import
 
-        with suppress(Exception), np.errstate(all="ignore"):  # whatever an operator raises that has no FP16 there
-            if sum(map(math.prod, self.observed.shapes.values())) <= _MOST_STEPPED:
-                session = ReferenceEvaluator(str(Rewriter(self.grouped).export(plan, self.context.scratch("typed"))))
-                return dict(zip(session.output_names, session.run(None, dict(self.samples[number])), strict=True))
-        return {}
+        key = (plan.fingerprint, number)
+        if key not in self._stepped:
+            self._stepped[key] = {}
+            with suppress(Exception), np.errstate(all="ignore"):  # whatever an operator raises that has no FP16 there
+                if sum(map(math.prod, self.observed.shapes.values())) <= _MOST_STEPPED:
+                    path = Rewriter(self.grouped).export(plan, self.context.scratch("typed"))
+                    session = ReferenceEvaluator(str(path))
+                    values: Any = session.run(None, dict(self.samples[number]))
+                    self._stepped[key] = dict(zip(session.output_names, values, strict=True))
+        return self._stepped[key]
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
