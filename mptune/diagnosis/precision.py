@@ -6,6 +6,7 @@ import glob
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
-from mptune.graph.hazards.hazard import Hazard, hazard_findings
+from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 
 _NAMED = 5  # groups that a text names
@@ -124,16 +125,12 @@ def held_sum(side: Side) -> Finding | None:
     sums = _sums_beyond(side.sides.runner.hazards)
     if not sums or (arrays := _stepped(side)) is None or not _are_lost_alike(*arrays):
         return None
-    (finding,) = hazard_findings(sums[:1], "compare")
-    keep = " ".join(f"--keep-fp32 {group}" for group in dict.fromkeys(h.place.group for h in sums))
-    text = f"output {side.name!r} is NaN or Inf in the same places as an FP16 run that also rounds sums to FP16"
-    return replace(
-        finding,
-        severity="warning",
-        where=replace(finding.where, outputs=(side.where,)),
-        text=f"{text}: {finding.text}",
-        cure=f"mptune apply {side.sides.runner.model.path} --fp16-all {keep} -o OUT.onnx",
-    )
+    first, groups = sums[0], list(dict.fromkeys(hazard.place.group for hazard in sums if hazard.place.group))
+    keep = " ".join(f"--keep-fp32 {glob.escape(group)}" for group in groups)
+    command = f"mptune apply {side.sides.runner.model.path} --fp16-all {keep} -o OUT.onnx"
+    where = Where((str(first.place.node),), tuple(groups), (first.place.tensor,), (side.where,))
+    words: dict[str, Any] = {**first.all_words, "kind": "held", "command": command}
+    return Finding.from_code("long-sum", "compare", where, first.evidence, **words)
 
 
 def _sums_beyond(hazards: Sequence[Hazard]) -> list[Hazard]:

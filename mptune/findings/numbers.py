@@ -149,8 +149,12 @@ def _cancellation(v: Values) -> Words:
 def _long_sum(v: Values) -> Words:
     end = f"a sum of equal terms stops growing after {v.exact_to:.0f} of them"
     end = f"the sum, {v.sum:.4g}, leaves FP16's range and is Inf" if v.sum > 65504 else end
+    text = f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, {end}"
+    if v.kind == "held":
+        text += f"; output {v.output!r} is NaN or Inf in the same places as an FP16 run that also rounds sums to FP16"
+        return Words(text, v.command, "warning")
     return Words(
-        f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, {end}",
+        text,
         "none if the engine accumulates in FP32, as ONNX Runtime's reductions do; compare the outputs of another engine"
         f" before the group goes to {v.narrowest}",
     )

@@ -47,24 +47,17 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     """The parent's end. Starts the process at the first call, and again after a crash, a timeout or ``max_jobs``.
 
     Thread-safe: calls queue up. The process ends when the worker is closed or the parent ends, however that ends.
-
-    Attributes:
-        logs_dir: where logs of failed jobs are written; None writes none.
-        settings: deadlines, and how many jobs a process gets.
-        on_progress: called with the progress of a long job, in the thread that waits for it.
-        on_question: answers what a job asks (``WorkerState.ask``), in that thread. Its time does not count.
-        is_closed: no job runs any more.
     """
 
     def __init__(
         self,
-        logs_dir: Path | None = None,
+        logs_dir: Path | None = None,  # of failed jobs; None keeps no logs
         settings: WorkerSettings | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,  # beside the variables of this process
     ) -> None:
-        """``environment`` has more variables of the process than this one's."""
         self.logs_dir = logs_dir
         self.settings = settings or WorkerSettings()
+        # Both are called in the thread that waits for the job. The time that an answer takes does not count.
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self.on_question: Callable[[Any], Any] = lambda question: None
         self._environment = dict(environment or {})
@@ -135,13 +128,12 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if self._process is not None and self._process.jobs == self.settings.max_jobs:
             self._end()
         while True:
+            if self._process is None:
+                self._process, self._ahead = self._ahead, None
             if self._process is not None and not self._process.is_alive:
                 self._end(kills=True)
             used = self._process
             try:
-                if used is None and self._ahead is not None:
-                    self._process, self._ahead = self._ahead, None
-                    continue
                 process = self._process = used or WorkerProcess(self._environment)
             except OSError as error:
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
