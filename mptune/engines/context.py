@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from mptune.settings import SearchSettings
 if TYPE_CHECKING:  # onnx is slow to import, and a run that is only read needs none
     from mptune.graph.facts import DependentOutput
     from mptune.graph.groups import GroupedModel, LayerGroup
+    from mptune.graph.hazards.hazard import TensorRange
     from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
     from mptune.graph.writing.weights import WeightBank
@@ -33,14 +35,15 @@ class RunContext:
     logs_dir: Path
     own_dir: Path | None = None
     """For notes about this device, where the data are those of another run directory; None for ``data_dir``."""
+    ranges: Mapping[str, TensorRange] | None = None  # of the FP32 values, where they have been observed
 
     @classmethod
     def in_folder(cls, grouped: GroupedModel, folder: Path, settings: SearchSettings | None = None) -> RunContext:
         """A context outside of a run directory: its folders are made below one that exists."""
-        places = [folder / name for name in ("weights", "data", "engines", "logs")]
-        for place in places:
+        weights, data, engines, logs = (folder / name for name in ("weights", "data", "engines", "logs"))
+        for place in (weights, data, engines, logs):
             place.mkdir(exist_ok=True)
-        return cls(grouped, settings or SearchSettings(), *places)
+        return cls(grouped, settings or SearchSettings(), weights, data, engines, logs)
 
     def with_settings(self, **changes: Any) -> RunContext:
         """The same with some settings changed."""

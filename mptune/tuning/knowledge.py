@@ -344,7 +344,9 @@ def make_prior(
     prior = Prior(groups, precisions=() if {*precisions} <= {str(Precision.FP16)} else precisions)
     if sensitivity.errors:
         output_errors, kinds = sensitivity.output_errors, {group.id: group.kind for group in space.groups}
-        errors = {**sensitivity.errors, **{g: searched_error(e, law, settings) for g, e in output_errors.items()}}
+        by_part = {group: part_errors(error, law, settings) for group, error in output_errors.items()}
+        searched = {g: searched_error(e, law, settings, by_part[g]) for g, e in output_errors.items()}
+        errors = {**sensitivity.errors, **searched}
         logs = {g: 2.0 * math.log(max(e, ERROR_FLOOR)) if e < math.inf else e for g, e in errors.items()}
         finite = {group: value for group, value in logs.items() if group in groups and math.isfinite(value)}
         squares: list[tuple[float, float]] = []
@@ -357,7 +359,7 @@ def make_prior(
             others = of_kind or list(finite.values()) or [math.log(1e-4**2)]
             squares.append((float(np.mean(others)), math.hypot(_UNTAKEN_SD, float(np.std(others)))))
         add = law in ADD_IN_SQUARES
-        parts = [part_errors(output_errors[g], law, settings) if add and g in output_errors else {} for g in groups]
+        parts = [by_part.get(group, {}) if add else {} for group in groups]
         prior = replace(
             prior,
             log_square_errors=tuple(mean for mean, _ in squares),

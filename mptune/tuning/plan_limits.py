@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mptune.choice import Choice, ChoiceLimits
@@ -243,12 +243,17 @@ def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[
             values = {str(tolerance): value}
         errors.update({name: value * unit / tolerance.limit for name, value in values.items()})
         judged += [tolerance] * bool(values)
-    return errors | {str(part): value for part, value in parts.items() if not is_covered(part, judged)}
+    return errors | {str(part): value for part, value in parts.items() if not judged or not is_covered(part, judged)}
 
 
-def searched_error(error: OutputError, law: str, settings: SearchSettings) -> float:
-    """The number that the sampler minimises; ``inf`` where an output that counts is not finite."""
-    errors = part_errors(error, law, settings).values()
+def searched_error(
+    error: OutputError, law: str, settings: SearchSettings, of_parts: Mapping[str, float] | None = None
+) -> float:
+    """The number that the sampler minimises; ``inf`` where an output that counts is not finite.
+
+    ``of_parts`` are its ``part_errors``, where the caller has them.
+    """
+    errors = (part_errors(error, law, settings) if of_parts is None else of_parts).values()
     is_finite = error.without(settings.ignore).non_finite == 0 and all(map(math.isfinite, errors))
     return max(errors) if is_finite else math.inf
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from mptune import run_json
@@ -85,10 +86,10 @@ class Search:
 
         # What may be searched; parts of refined groups are groups of their own from here on.
         searched, hazards, free = facts.find_space(self._context, named, observations)
+        self._context = replace(self._context, grouped=searched, ranges=observations.observed.ranges)
         if searched is not self.grouped:
             self._engines.close()  # the toolchain is of the groups before
             self._toolchain, self.grouped = None, searched
-            self._context = run.context(searched, settings)
         self._save(nodes_apart=observations.nodes_apart)
         self._warn(*observations.kernels.warnings, *free.warnings)
         if not self._is_evaluated:

@@ -77,7 +77,7 @@ def work(
         engine=fixed.engine,
     )
     settings = measuring.with_rollout(settings, model_groups.model, 0 if file.data is None else file.data.samples)
-    context = run.context(model_groups, settings)
+    context = replace(run.context(model_groups, settings), ranges=observations.observed.ranges)
 
     with contextlib.ExitStack() as stack:
         # By the run's copy: a file of this name may be another one here.

@@ -102,6 +102,8 @@ class ReferenceModel:
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
+        if self.context.ranges is not None:
+            return self.context.ranges
         if self._ranges is None:
             ranges = None if self._observing is None else self._observing.result()
             self._observing = None
