@@ -247,7 +247,8 @@ def _large_errors(
 ) -> dict[str, float]:
     """Group id -> its error alone, of those that are above ``least``.
 
-    By halves, as errors add in squares: what together has a small error has no group of a large one.
+    By halves, as errors add in squares: what together has a small error has no group of a large one. One by one where
+    the error together is as if every group's were that large.
     """
     large: dict[str, float] = {}
     sets = [list(groups)] if groups else []
@@ -255,8 +256,10 @@ def _large_errors(
         errors = _errors(toolchain, grouped, sets, settings)
         above = [(ids, error) for ids, error in zip(sets, errors, strict=False) if error > least]
         large |= {ids[0]: error for ids, error in above if len(ids) == 1}
-        halves = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids, _ in above if len(ids) > 1]
-        sets = [half for pair in halves for half in pair]
+        sets = []
+        for ids, error in above:
+            size = (len(ids) + 1) // 2 if error <= least * math.sqrt(len(ids)) else 1
+            sets += [ids[k : k + size] for k in range(0, len(ids), size)] if len(ids) > 1 else []
     return large
 
 

@@ -23,19 +23,18 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.variants import write_tf32
+from mptune.graph.writing.variants import write_tf32, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs, memory_need
 
-STRETCHES = 12
-"""Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, as switches for all
-groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
+STRETCHES = 8
+"""Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, and runs what comes
+behind them alone. Fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
 _KEPT_BYTES, _SESSION_BYTES = 3 << 27, 1 << 25
 """Memory that sessions may take that stay open, and that each takes beside its weights, about. Twelve open sessions of
 a transformer of 85 MB took 1.3 GB, which the FP32 model runs in 0.2 GB of; three take half, and no more time."""
-_FEWEST_STRETCHES = 3
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
@@ -161,9 +160,14 @@ class Emulation:
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions), *["plan"] * (part is None)))
+        cut = self._cuts.get(groups) if stretch is not None else None
         if name not in self._written:
             path = self.context.scratch(f"{self.name}-{name}")
-            self._written[name] = emulator.write_switched(path, groups, precisions)
+            self._written[name] = emulator.write_switched(path, groups, precisions, cut)
+        if cut is not None and "given" not in self._written:
+            self._written["given"] = path = self.context.scratch(f"{self.name}-given")
+            values = {value for given, _ in self._cuts.values() for value in given}
+            write_with_outputs(self.computed.model, self.context.bank, path, sorted(values))
         room = self._kept_sessions
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
@@ -174,6 +178,7 @@ class Emulation:
             self.provider,
             self._run_bytes,
             f"switched {number % room}" if room else None,
+            None if cut is None else self._written["given"],
         )
         return self.worker.call(job)
 
@@ -214,9 +219,22 @@ class Emulation:
     def _stretches(self) -> tuple[tuple[str, ...], ...]:
         """Consecutive groups, by their ids."""
         groups = [group.id for group in self.computed.groups]
-        count = min(max(self._kept_sessions, _FEWEST_STRETCHES), math.ceil(len(groups) / 2))
+        count = min(STRETCHES, math.ceil(len(groups) / 2))
         ends = [len(groups) * number // count for number in range(count + 1)]
         return tuple(tuple(groups[start:end]) for start, end in itertools.pairwise(ends))
+
+    @cached_property
+    def _cuts(self) -> Mapping[tuple[str, ...], tuple[list[str], list[str]]]:
+        """Stretch -> what its session is given, and the outputs that it computes: only what the stretch changes runs.
+
+        Empty where the values take too much memory, or a type is not known.
+        """
+        cuts = {stretch: self._emulator.cut(stretch) for stretch in self._stretches}
+        values = {value for given, _ in cuts.values() for value in given}
+        count = max(map(len, self.samples.parts)) * sum(4 * math.prod(self.shapes.get(name, ())) for name in values)
+        is_known = all(self.computed.model.info(name).dtype != "undefined" for name in values)
+        fits = 0 < count <= _KEPT_BYTES and all(outputs for _, outputs in cuts.values())
+        return cuts if fits and is_known else {}
 
     @cached_property
     def _emulator(self) -> Emulator:

@@ -23,7 +23,8 @@ from mptune.files import write_bytes
 from mptune.graph.facts import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
-from mptune.graph.loading.tensors import fill_value
+from mptune.graph.loading.model import needed_nodes
+from mptune.graph.loading.tensors import declaration, fill_value
 from mptune.graph.ops import COMPARISONS, COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import new_suffix, value_types
@@ -88,30 +89,63 @@ class Emulator:
         return write_self_contained(*self._emulation(self._modes(plan)), path)
 
     def write_switched(
-        self, path: Path, switched: Collection[str], precisions: Sequence[Precision] = (Precision.FP16,)
+        self,
+        path: Path,
+        switched: Collection[str],
+        precisions: Sequence[Precision] = (Precision.FP16,),
+        cut: tuple[Collection[str], Collection[str]] | None = None,
     ) -> Path:
-        """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder."""
+        """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder.
+
+        With their ``cut`` it has only what they change: it is given the values, and computes the outputs.
+        """
         groups = [(position, group.id) for position, group in enumerate(self.types.groups) if group.id in switched]
         switches = [(p, self.switches[p]) for p in precisions]
         modes = {k: [(p, by_group[name]) for p, by_group in switches if name in by_group] for k, name in groups}
-        return self._write(modes, path)
+        return self._write(modes, path, cut)
+
+    def cut(self, switched: Collection[str]) -> tuple[list[str], list[str]]:
+        """What nodes that these groups (ids) change read of what they leave as it is; and the outputs that they change.
+
+        Graph inputs and what is computed from constants are not among the values.
+        """
+        types, model = self.types, self.types.model
+        changed, read = set[str](), dict[str, None]()
+        for node, group in zip(model.nodes, types.group_of, strict=True):
+            sources = (*node.inputs, *node.captures)
+            if (group >= 0 and types.groups[group].id in switched) or not changed.isdisjoint(sources):
+                changed.update(filter(None, node.outputs))
+                read.update(dict.fromkeys(sources))
+        given = [v for v in read if v in model.producer and v not in changed and not types.facts.is_static(v)]
+        return given, [output.name for output in model.outputs if output.name in changed]
 
     def _modes(self, plan: PrecisionPlan) -> dict[int, _Modes]:
         """The modes of the groups that a plan reduces, by position."""
         wanted = [(plan.precision[group.id], group.id) for group in self.types.groups]
         return {k: [(p, "")] for k, (p, name) in enumerate(wanted) if name in self.switches.get(p, ())}
 
-    def _write(self, modes: Mapping[int, _Modes], path: Path) -> Path:
-        proto, constants = self._emulation(modes)
+    def _write(
+        self, modes: Mapping[int, _Modes], path: Path, cut: tuple[Collection[str], Collection[str]] | None = None
+    ) -> Path:
+        proto, constants = self._emulation(modes, cut)
         proto.graph.initializer.extend(self.stored(*needed) for needed in constants)
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
-    def _emulation(self, modes: Mapping[int, _Modes]) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _emulation(
+        self, modes: Mapping[int, _Modes], cut: tuple[Collection[str], Collection[str]] | None = None
+    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The model with the roundings of its nodes, and the switches; and the constants that it reads."""
         types, model, suffix = self.types, self.types.model, self.suffix
         proto = onnx.ModelProto()
         proto.CopyFrom(self.frame)
-        graph = proto.graph
+        graph, nodes = proto.graph, list(model.nodes)
+        if cut is not None:
+            given, outputs = cut
+            nodes = needed_nodes(model, outputs, given)
+            kept = [output for output in graph.output if output.name in outputs]
+            del graph.output[:]
+            graph.output.extend(kept)
+            graph.input.extend(declaration(model.info(name)) for name in given)
         computed: set[str] = set()  # by the nodes that are added
         read = {output.name for output in graph.output}
         reduced: set[tuple[str, Precision]] = set()  # constants that are read in a reduced precision
@@ -159,7 +193,7 @@ class Emulator:
                 append(rewrite.node("Where", chosen, switch, rounded, otherwise, name=chosen + suffix["by"]))
                 otherwise = chosen
 
-        for node in model.nodes:
+        for node in nodes:
             is_constant = node.op_type == "Constant" and node.outputs[0] in model.initializers
             if is_constant and node.outputs[0] not in self.constant_nodes:
                 continue
