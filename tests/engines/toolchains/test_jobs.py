@@ -372,6 +372,7 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     shared = values(many.errors(run.alone(), part=FEW))
     assert set(run.kinds) == {SwitchedErrorsJob}
     assert len(run.jobs) < len(run.groups)
+    assert all(job.given for job in run.jobs), "a stretch runs what is before it"
     apart = values(many.errors(run.alone()))
     assert run.kinds[-1] is ErrorsJob
     assert shared == pytest.approx(apart, rel=1e-2)

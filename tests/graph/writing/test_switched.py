@@ -14,6 +14,7 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.variants import write_with_outputs
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run
@@ -62,6 +63,28 @@ def test_one_model_serves_every_plan(path: Path, tmp_path: Path) -> None:
         assert values.keys() == expected.keys()
         for name in values:
             np.testing.assert_allclose(values[name], expected[name], rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
+def test_a_session_of_a_stretch_runs_what_the_stretch_changes_and_gives_the_same(path: Path, tmp_path: Path) -> None:
+    both = Both(path, tmp_path)
+    stretch = both.groups[len(both.groups) // 2 :]
+    given, outputs = both.emulator.cut(stretch)
+    assert outputs, "the last groups make no output"
+    whole, cut, before = (tmp_path / f"{name}.onnx" for name in ("whole", "cut", "before"))
+    session = unfused(both.emulator.write_switched(whole, stretch))
+    of_stretch = unfused(both.emulator.write_switched(cut, stretch, cut=(given, outputs)))
+    assert len(onnx.load(cut, load_external_data=False).graph.node) <= len(onnx.load(whole).graph.node)
+    write_with_outputs(both.model, None, before, given)
+    values = unfused(before)(both.feed) if given else {}
+    fp32 = both.grouped.uniform(Precision.FP32)
+    for on in (stretch, stretch[:1], stretch[-1:]):
+        feed = both.switched_feed(fp32.replace(dict.fromkeys(on, Precision.FP16)))
+        expected, found = session(feed), of_stretch({**feed, **values})
+        assert list(found) == [name for name in expected if name in outputs]
+        for name in expected:
+            other = found[name] if name in found else session(both.switched_feed(fp32))[name]
+            np.testing.assert_array_equal(other, expected[name], err_msg=name)
 
 
 def test_overflow_becomes_infinite_and_does_no_harm_while_it_is_switched_off(tmp_path: Path) -> None:
