@@ -18,9 +18,8 @@ from mptune.finding import FP16_CODES, Finding
 from mptune.findings.reference import OPSET_RAISED
 from mptune.findings.wording import counted, listed
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards, pinning_hazards
+from mptune.graph.hazards import find, static
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
-from mptune.graph.hazards.static import interface_findings
 from mptune.graph.interface import interface_lines
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -80,17 +79,17 @@ def resolve_plan(
     if samples is not None:
         precisions = tuple(map(str, {Precision.FP32, *wanted.precision.values()}))
         values, findings, _ = observe_values(grouped, samples, precisions)
-        hazards = find_hazards(grouped, values, precisions)
+        hazards = find.find_hazards(grouped, values, precisions)
         lines = [*samples.warnings, *_shown((*samples.findings, *findings))]
     elif plan is None or resolved.is_of_other_weights or resolved.is_by_nodes:
-        hazards = find_hazards(grouped)
-    ruled_out = pinning_hazards(hazards, reduced)
+        hazards = find.find_hazards(grouped)
+    ruled_out = find.pinning_hazards(hazards, reduced)
     for hazard in hazards if plan is None and samples is not None else ():  # what would be warned of, and FP32 cures
         is_doubt = hazard.severity != "info" and not hazard.is_note and hazard.code in FP16_CODES
         if hazard.place.group is not None and is_doubt and hazard.holds_in(reduced):
             ruled_out.setdefault(hazard.place.group, hazard)
     ruled_out = {group: hazard for group, hazard in ruled_out.items() if group not in overrides}
-    lines += _shown(interface_findings(model, "apply"))
+    lines += _shown(static.interface_findings(model, "apply"))
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
     fixed = {each.id for each in resolved.groups if each.pinned is not None}
@@ -105,7 +104,7 @@ def resolve_plan(
         reasons = "; ".join(dict.fromkeys(missing[group] for group in lacking))
         lines.append(f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {reasons}")
     for precision in REDUCED:
-        doubtful, name = pinned_by_hazards(hazards, precision), precision.name
+        doubtful, name = find.pinned_by_hazards(hazards, precision), precision.name
         lines += [
             f"{each.name} is {name} as the plan says, but {name} cannot be right there: {doubtful[each.id]}; keep it in"
             f" FP32: --keep-fp32 {each.id}"

@@ -15,9 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import onnx
 
-from mptune.data.arrays import copied_samples, shape_text
+from mptune.data import arrays, scripts
 from mptune.data.metrics import table
-from mptune.data.scripts import resolve_metric
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError, TargetError
 from mptune.files import PathLike
@@ -104,7 +103,7 @@ def data_argument(data: DataLike | None) -> Path | InMemory | None:
         return None if data is None else Path(data)
     if isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable):
         return InMemory(data)
-    return InMemory(copied_samples(data))
+    return InMemory(arrays.copied_samples(data))
 
 
 def paths_argument(given: Any) -> tuple[Path, ...]:
@@ -140,7 +139,7 @@ def check_shapes(shapes: Sequence[ShapeRange], model: Model) -> None:
             not isinstance(size, int) or {size} == {*range_} for size, range_ in zip(shape or (), sizes, strict=False)
         )
         if wanted.name not in dynamic or not fits:
-            shown = ", ".join(f"{name} {shape_text(shape or ())}" for name, shape in dynamic.items()) or "none"
+            shown = ", ".join(f"{name} {arrays.shape_text(shape or ())}" for name, shape in dynamic.items()) or "none"
             hint = f"inputs of any size: {shown}; give every dimension, the fixed ones as they are"
             raise SettingsError(f"{wanted} fits no input of the model", hint, setting="shapes")
 
@@ -149,7 +148,7 @@ def check_batch(batch: int, model: Model) -> None:
     """Refuse a batch for a model whose batch is fixed at another size."""
     first = {info.shape[0] if info.shape else None for info in model.inputs if info.shape != ()}
     if batch != 1 and first and all(isinstance(size, int) and size != batch for size in first):
-        shown = ", ".join(f"{info.name} {shape_text(info.shape or ())}" for info in model.inputs)
+        shown = ", ".join(f"{info.name} {arrays.shape_text(info.shape or ())}" for info in model.inputs)
         hint = "leave it out, or export the model with a dynamic batch"
         raise SettingsError(f"is {batch}, but the model's batch is fixed ({shown})", hint, setting="batch")
 
@@ -192,7 +191,7 @@ def _metric_name(metric: Any, run: Path) -> str:
     if not isinstance(metric, str):
         raise SettingsError(f"cannot be a {type(metric).__name__}", "give a name, or a function", setting="metric")
     table.refuse_inside(metric, run)
-    return resolve_metric(metric).name
+    return scripts.resolve_metric(metric).name
 
 
 def _refuse_unnamed(recorded: Sequence[str], named: Iterable[str], run: Path, command: str) -> None:
@@ -233,7 +232,7 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
         named[metric if metric in recorded else objective] = metric
     _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
     name = named.get(objective, objective)
-    resolve_metric(name, function)
+    scripts.resolve_metric(name, function)
     return name, function
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mptune import applying
+from mptune import applying, observing
 from mptune.api import arguments
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis import comparing, engines, runner, structure
@@ -22,12 +22,10 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
-from mptune.observing import load_samples
 from mptune.settings import DataSettings, Tolerance, check_io, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
+from mptune.tuning import output_findings, plan_limits
 from mptune.tuning.bench import Listener, Logged
-from mptune.tuning.output_findings import training_findings
-from mptune.tuning.plan_limits import check_tolerances
 from mptune.tuning.space import load_space
 
 __all__ = ["apply", "check", "compare", "inspect", "load_model"]
@@ -135,7 +133,7 @@ def apply(
     written, source = Path(out), arguments.data_argument(data)
     applying.check_out(given, written, force=force)
     loaded = applying.load_for_plan(Path(model), given, opset)
-    samples = None if source is None else load_samples(loaded, source, batch)
+    samples = None if source is None else observing.load_samples(loaded, source, batch)
     resolved = applying.resolve_plan(
         loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16, io=io
     )
@@ -227,7 +225,7 @@ def compare(
         if candidate is not None and not is_engine_given:
             other = stack.enter_context(arguments.loaded_model(candidate, any_precision=True))
         names = [output.name for output in loaded.outputs]
-        tolerances = check_tolerances(Tolerance.parse_all(tolerance), ignored, names)
+        tolerances = plan_limits.check_tolerances(Tolerance.parse_all(tolerance), ignored, names)
         given = arguments.data_argument(data)
         samples = load_calibration(given, loaded.inputs, DataSettings(batch=batch), 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
@@ -288,7 +286,9 @@ def compare(
                 more += [] if first is None else [first]
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(left.model, batch).shapes, "compare")
-        drawn = [finding for each in models for finding in training_findings(each, "compare", is_run=False)]
+        drawn = [
+            finding for each in models for finding in output_findings.training_findings(each, "compare", is_run=False)
+        ]
         structural = [] if differing is None else [differing]
         comparison = comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
         if extract is None:

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mptune.data.archive import read_samples, save_samples
-from mptune.engines.base import Failure
+from mptune.engines import base, failures
 from mptune.engines.context import RunContext
-from mptune.engines.failures import did_not_run
 from mptune.engines.ort import cuda_session, session
 from mptune.engines.outputs import OutputsJob, RepeatJob
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -25,11 +24,8 @@ from mptune.graph.hazards import find, hazard
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.variants import Rounding, uses_products, write_tf32, write_widened
-from mptune.processes.child import Job
-from mptune.processes.parent import Worker
+from mptune.graph.writing import emulate, rewrite, variants
+from mptune.processes import child, parent
 from mptune.settings import DataSettings, SearchSettings
 
 _MOST_STEPPED = 1 << 21  # values of a sample, of a model that NumPy runs within seconds
@@ -58,7 +54,7 @@ class Runner:
         folder.mkdir(exist_ok=True)
         settings = SearchSettings(data_settings=DataSettings(batch=batch), precisions=tuple(map(str, PRECISIONS)))
         self.context = RunContext.in_folder(self.grouped, folder, settings)
-        self.worker = Worker(self.context.logs_dir, environment=cuda_session.NO_TF32)
+        self.worker = parent.Worker(self.context.logs_dir, environment=cuda_session.NO_TF32)
         self.samples, self.samples_path = samples, self.context.samples("search")
         save_samples(self.samples_path, samples)
         self._tell, self._stage = stage, ""
@@ -71,11 +67,13 @@ class Runner:
             self._stage = stage
             self._tell(stage)
 
-    def call(self, job: Job[T]) -> T:
+    def call(self, job: child.Job[T]) -> T:
         """Run a job in the worker."""
         result = self.worker.call(job)
-        if isinstance(result, Failure):
-            raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
+        if isinstance(result, base.Failure):
+            raise failures.did_not_run(
+                f"{self.name} does not run on these data", replace(result, log_path=None), self.model
+            )
         return result
 
     def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
@@ -99,7 +97,7 @@ class Runner:
     @cached_property
     def widened(self) -> Path:
         """The model as the CPU is to run it; its own FP16 values are rounded as they stand."""
-        return write_widened(self.model, self.context.bank, self.context.scratch("widened"))
+        return variants.write_widened(self.model, self.context.bank, self.context.scratch("widened"))
 
     @property
     def exact(self) -> Outputs:
@@ -112,9 +110,9 @@ class Runner:
         return self._tried("as-given", f"running {self.name} as it is", lambda: self.model.path)
 
     @cached_property
-    def emulator(self) -> Emulator:
+    def emulator(self) -> emulate.Emulator:
         """Writes the model with the roundings of a plan."""
-        return Emulator(self.grouped, self.context.bank)
+        return emulate.Emulator(self.grouped, self.context.bank)
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
@@ -122,12 +120,12 @@ class Runner:
         path = self.context.scratch(plan.fingerprint)
         return self._once(plan.fingerprint, stage, lambda: self.emulator.write(plan, path))
 
-    def tf32(self, rounding: Rounding) -> Outputs | None:
+    def tf32(self, rounding: variants.Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
-        if not uses_products(self.model):
+        if not variants.uses_products(self.model):
             return None
         model, bank, path = self.model, self.context.bank, self.context.scratch(rounding)
-        return self._tried(rounding, "emulating TF32", lambda: write_tf32(model, bank, path, rounding))
+        return self._tried(rounding, "emulating TF32", lambda: variants.write_tf32(model, bank, path, rounding))
 
     def on(self, name: str, feeds: Sequence[Mapping[str, np.ndarray]]) -> Outputs:
         """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
@@ -140,7 +138,7 @@ class Runner:
         """Outputs in true FP32 with other constants and attributes of the main graph (``write_widened``)."""
         self.begin("trying what the two models differ in")
         path, bank = self.context.scratch("changed"), self.context.bank
-        return self.run("changed", write_widened(self.model, bank, path, None, constants, attributes))
+        return self.run("changed", variants.write_widened(self.model, bank, path, None, constants, attributes))
 
     def step_by_step(self, plan: PrecisionPlan, number: int) -> dict[str, np.ndarray]:
         """Outputs of a sample, sums rounded term by term in NumPy; none of a large model, or one that it cannot run."""
@@ -151,7 +149,7 @@ class Runner:
             self._stepped[key] = {}
             with suppress(Exception), np.errstate(all="ignore"):  # whatever an operator raises that has no FP16 there
                 if sum(map(math.prod, self.observed.shapes.values())) <= _MOST_STEPPED:
-                    path = Rewriter(self.grouped).export(plan, self.context.scratch("typed"))
+                    path = rewrite.Rewriter(self.grouped).export(plan, self.context.scratch("typed"))
                     session = ReferenceEvaluator(str(path))
                     values: Any = session.run(None, dict(self.samples[number]))
                     self._stepped[key] = dict(zip(session.output_names, values, strict=True))
@@ -171,7 +169,7 @@ class Runner:
         """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
         ranges = ReferenceModel(self.context, "cpu", self.worker).observe()
-        return hazard.ObservedValues() if isinstance(ranges, Failure) else hazard.ObservedValues(ranges)
+        return hazard.ObservedValues() if isinstance(ranges, base.Failure) else hazard.ObservedValues(ranges)
 
     @cached_property
     def hazards(self) -> tuple[hazard.Hazard, ...]:

@@ -11,24 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune._version import __version__
-from mptune.data.archive import write_arrays
-from mptune.data.images import image_reader, load_preprocessing
+from mptune import _version, files, rundir
+from mptune.data import archive, images
 from mptune.data.metrics import row_sets
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
-from mptune.files import link_or_copy, writing
-from mptune.graph.facts import facts_of
-from mptune.graph.groups import GroupedModel
-from mptune.graph.interface import reduced_interface, with_reduced_interface
+from mptune.graph import facts, groups, interface
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing import emulate, rewrite, weights
 from mptune.processes.parent import Worker
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
-from mptune.rundir import tolerated
 from mptune.targets.costs import is_convolutional
 from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
@@ -52,7 +47,7 @@ OWN_FILES = frozenset(
 def write_chosen(
     front: Front,
     evaluation: Evaluation,
-    grouped: GroupedModel,
+    grouped: groups.GroupedModel,
     directory: Path,
     environment: Environment | None,
     bank: weights.WeightBank | None = None,
@@ -83,9 +78,9 @@ def write_chosen(
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
     warnings: list[str] = []
-    beside = partial(tolerated, logs=directory.parent / "logs", warnings=warnings)
+    beside = partial(rundir.tolerated, logs=directory.parent / "logs", warnings=warnings)
     try:
-        with writing(directory):
+        with files.writing(directory):
             # An interrupted writer leaves either directory; between its renames the user's files lie in the old one.
             if old.exists() and not directory.exists():
                 old.rename(directory)
@@ -97,7 +92,7 @@ def write_chosen(
             numbers = {"error": evaluation.error_value, "held_out_error": evaluation.held_out_value}
             numbers |= {"latency_ms": evaluation.latency.median_ms, "speedup": evaluation.speedup}
             figures = {
-                "version": __version__,
+                "version": _version.__version__,
                 "source_sha256": front.model_sha256,
                 "plan": plan.fingerprint,
                 "origin": str(evaluation.origin),
@@ -116,10 +111,10 @@ def write_chosen(
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
-                link_or_copy(str(engine), str(fresh / ENGINE_FILE))
+                files.link_or_copy(str(engine), str(fresh / ENGINE_FILE))
             recipe = recipe or BuildRecipe()
             with beside("chosen/infer.py"):
-                script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"), recipe)
+                script_text = infer_script(grouped.model, images.load_preprocessing(directory.parent / "data"), recipe)
                 (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             if not is_on_cpu(front):
                 with beside("chosen/build.sh"):
@@ -131,11 +126,11 @@ def write_chosen(
             if check is not None:
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        emulate.Emulator(with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
-                    write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
+                        emulate.Emulator(interface.with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
+                    archive.write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
-                in_fp16 = bool(plan.reduced_groups and reduced_interface(grouped))
+                in_fp16 = bool(plan.reduced_groups and interface.reduced_interface(grouped))
                 readme = readme_text(
                     front, evaluation, environment, engine, recipe, has_check=has_check, in_fp16=in_fp16
                 )
@@ -148,9 +143,9 @@ def write_chosen(
                 if entry.is_symlink():
                     target.symlink_to(entry.readlink())
                 elif entry.is_dir():
-                    shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
+                    shutil.copytree(entry, target, symlinks=True, copy_function=files.link_or_copy)
                 else:
-                    link_or_copy(str(entry), str(target))
+                    files.link_or_copy(str(entry), str(target))
             if directory.exists():
                 directory.rename(old)
             fresh.rename(directory)
@@ -169,12 +164,12 @@ def infer_script(
     """
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
-    images = "" if preprocessing is None else image_reader(preprocessing)
+    reader = "" if preprocessing is None else images.image_reader(preprocessing)
     ranges = {} if recipe is None else recipe.ranges
-    usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts_of(model).shape_inputs}
+    usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts.facts_of(model).shape_inputs}
     functions = row_sets.nearest_pairs, row_sets.paired_rows, row_sets.pair_selection
     pairing = "\n\n".join(inspect.getsource(each) for each in functions)
-    names = {"use_tf32": use_tf32, "images": images, "usual_shapes": ascii(usual), "pairing": pairing}
+    names = {"use_tf32": use_tf32, "images": reader, "usual_shapes": ascii(usual), "pairing": pairing}
     return text.fill_template("infer.py.jinja", **names)
 
 
@@ -199,7 +194,7 @@ def readme_text(
         reasons[_MOST_KEPT:] = [f"and {len(reasons) - _MOST_KEPT} more: mptune report RUN --explain"]
     return text.fill_template(
         "README.txt.jinja",
-        version=__version__,
+        version=_version.__version__,
         text=text,
         texts=texts,
         front=front,

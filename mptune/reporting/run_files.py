@@ -23,12 +23,10 @@ from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, tolerated
-from mptune.tuning import copies, dominance, result
+from mptune.tuning import copies, dominance, output_findings, remeasure, result
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.front import Front
-from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.remeasure import dropped_plans
 
 
 def write_run_files(
@@ -98,7 +96,7 @@ def write_run_files(
     with tolerated("report.html", run.logs, warnings):
         outputs = run_outputs(run, file, front)
         write_outputs(run.outputs_json, outputs)
-        dropped = dropped_plans(record, front.fp32.ignored)
+        dropped = remeasure.dropped_plans(record, front.fp32.ignored)
         evaluations = [
             replace(e.with_baseline(front.fp32.latency.median_ms), held_out=dropped.get(e.plan.fingerprint))
             for e in record.evaluations()
@@ -129,4 +127,4 @@ def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> dict[str, Any
     if front.unpinned is not None:
         plans.insert(1, (front.unpinned[0], "emulated"))
     unit: Literal["sample", "sequence"] = "sequence" if file.fixed_settings.feedback else "sample"
-    return collect_outputs(plans, run.sketches, front.metric, sample_indices(file).held_out, unit)
+    return collect_outputs(plans, run.sketches, front.metric, output_findings.sample_indices(file).held_out, unit)

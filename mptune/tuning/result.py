@@ -22,9 +22,8 @@ from mptune.json_form import decode_float
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning import baseline, choosing, dominance, output_findings, plan_limits, remeasure
+from mptune.tuning import baseline, choosing, dominance, explanation, output_findings, plan_limits, remeasure
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.explanation import explain
 from mptune.tuning.front import FRONT_FORMAT, Front
 from mptune.tuning.record import storage, study
 from mptune.tuning.record.record import UNPINNED_NOTE, FailedPlan, StudyRecord, drift_warning
@@ -114,7 +113,7 @@ def build_front(
         has_tf32 = file.fixed_settings.tf32
         findings += baseline.engine_findings(fp32.counted_held_out, origin, tf32=has_tf32, held_out=True)
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
-    explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
+    explained = explanation.explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
         indices, path = output_findings.sample_indices(file), shlex.quote(str(run.path))
         findings += output_findings.plan_findings(chosen, indices, origin, path)
@@ -127,7 +126,7 @@ def build_front(
         held = f"the limit of {choice.max_latency_ms:g} ms is compared with predictions"
         warnings.append(f"{held}: run `mptune confirm RUN` on the device")
     is_told = any(finding.code == engine.NOTHING for finding in findings)
-    if explanation.groups and not is_told and all(group.pinned is not None for group in explanation.groups):
+    if explained.groups and not is_told and all(group.pinned is not None for group in explained.groups):
         why = "`mptune report RUN --explain` says why each is, and --space takes a file that pins less"
         warnings.append(f"every layer group is pinned, so there was nothing to search: {why}")
     return Front(
@@ -148,7 +147,7 @@ def build_front(
         hypervolume=dominance.hypervolume(points, fp32, dominance.reference_error_of(record.metric, every)),
         warnings=tuple(dict.fromkeys(warnings)),
         findings=by_severity(f.under_plan(shown.fp32_groups, shown.bf16_groups) for f in findings),
-        explanation=explanation,
+        explanation=explained,
         reported_metrics=file.search.reported_metrics,
         nearest=by_name.get(choice.nearest or ""),
         proposed=proposed,

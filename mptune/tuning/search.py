@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from mptune import run_json
+from mptune import run_json, rundir
 from mptune.choice import Choice
 from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.context import RunContext
@@ -15,11 +15,9 @@ from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
 from mptune.findings.engine import TARGET_CODE, TOLD_FIRST
-from mptune.graph import groups
-from mptune.graph.interface import interface_lines
+from mptune.graph import groups, interface
 from mptune.graph.loading.model import Model
 from mptune.processes.parent import Worker
-from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.target import Target
 from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
@@ -44,7 +42,7 @@ class Search:
 
     def __init__(
         self,
-        run: RunDirectory,
+        run: rundir.RunDirectory,
         model: Model,
         settings: SearchSettings,
         listener: Listener,
@@ -82,7 +80,7 @@ class Search:
         if not settings.skip_checks:
             baseline.stop_at_errors(findings)
         self._warn(*samples.warnings, *(finding.message for finding in findings), *observations.warnings)
-        self._warn(*interface_lines(self.grouped, samples.samples))
+        self._warn(*interface.interface_lines(self.grouped, samples.samples))
 
         # What may be searched; parts of refined groups are groups of their own from here on.
         searched, hazards, free = facts.find_space(self._context, named, observations)
@@ -100,7 +98,7 @@ class Search:
             self._warn(*(f.message for f in about_model if f.code in TOLD_FIRST))
         self._save(findings=(*findings, *sizes, *about_model))
         explanation.keep_grounds(free, None, run.data)
-        record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
+        record = measuring.open_record(run, self.file, free, settings, url, is_shared=rundir.has_workers(run))
         self.record = record
         self._stack.callback(record.close)
         self._save(study=record.name)

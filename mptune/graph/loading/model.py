@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-import onnx.helper
 
 from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
