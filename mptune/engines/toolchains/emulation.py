@@ -22,7 +22,7 @@ from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.emulate import Cut, Emulator
 from mptune.graph.writing.variants import write_tf32, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs, memory_need
@@ -224,7 +224,7 @@ class Emulation:
         return tuple(tuple(groups[start:end]) for start, end in itertools.pairwise(ends))
 
     @cached_property
-    def _cuts(self) -> Mapping[tuple[str, ...], tuple[list[str], list[str]]]:
+    def _cuts(self) -> Mapping[tuple[str, ...], Cut]:
         """Stretch -> what its session is given, and the outputs that it computes: only what the stretch changes runs.
 
         Empty where the values take too much memory, or a type is not known.

@@ -224,13 +224,12 @@ class SwitchedErrorsJob:
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring = self.scoring
-        samples, unchanged = scoring.feeds(state), [dict[str, np.ndarray]()] * len(scoring.feeds(state))
+        samples = scoring.feeds(state)
         if self.given is not None:
             # Computed once for all stretches of the model, and kept for one part of the samples.
             what = (*file_identity(self.given), *file_identity(scoring.samples), scoring.part)
             given: list[dict[str, np.ndarray]] = state.cached("given values", what, partial(self._values, state))
             samples = [{**sample, **values} for sample, values in zip(samples, given, strict=True)]
-            unchanged = [dict(values) for values in scoring.wanted(state)]
         side_by_side = SideBySide.for_runs(len(samples) * len(self.plans), self.run_bytes)
         options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
         opened = partial(open_session, self.model, options)
@@ -255,8 +254,9 @@ class SwitchedErrorsJob:
         calls[-1] = partial(calls[-1], gives_back=True)
         threads = session.options.threads  # of the session that was open already, perhaps
         at_once = SideBySide() if threads is None else SideBySide.for_runs(len(calls), self.run_bytes, threads)
-        every = at_once.run(calls)
-        outputs = [{**unchanged[number % len(feeds)], **values} for number, values in enumerate(every)]
+        # Outputs that a stretch does not change are those of the reference.
+        reference, every = scoring.wanted(state), at_once.run(calls)
+        outputs = [{**reference[number % len(feeds)], **values} for number, values in enumerate(every)]
         starts = range(0, len(outputs), len(feeds))
         return tuple(scoring.error(state, outputs[start : start + len(feeds)]) for start in starts)
 

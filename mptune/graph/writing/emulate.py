@@ -33,6 +33,7 @@ from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tens
 
 # The precisions that a group may have, each with the input that turns its roundings on; "" where they always are.
 _Modes = Sequence[tuple[Precision, str]]
+Cut = tuple[Collection[str], Collection[str]]  # values that a part of a model is given, and outputs that it computes
 
 
 class Emulator:
@@ -93,18 +94,18 @@ class Emulator:
         path: Path,
         switched: Collection[str],
         precisions: Sequence[Precision] = (Precision.FP16,),
-        cut: tuple[Collection[str], Collection[str]] | None = None,
+        cut: Cut | None = None,
     ) -> Path:
         """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder.
 
-        With their ``cut`` it has only what they change: it is given the values, and computes the outputs.
+        With their ``cut`` it has only what they change.
         """
         groups = [(position, group.id) for position, group in enumerate(self.types.groups) if group.id in switched]
         switches = [(p, self.switches[p]) for p in precisions]
         modes = {k: [(p, by_group[name]) for p, by_group in switches if name in by_group] for k, name in groups}
         return self._write(modes, path, cut)
 
-    def cut(self, switched: Collection[str]) -> tuple[list[str], list[str]]:
+    def cut(self, switched: Collection[str]) -> Cut:
         """What nodes that these groups (ids) change read of what they leave as it is; and the outputs that they change.
 
         Graph inputs and what is computed from constants are not among the values.
@@ -124,15 +125,13 @@ class Emulator:
         wanted = [(plan.precision[group.id], group.id) for group in self.types.groups]
         return {k: [(p, "")] for k, (p, name) in enumerate(wanted) if name in self.switches.get(p, ())}
 
-    def _write(
-        self, modes: Mapping[int, _Modes], path: Path, cut: tuple[Collection[str], Collection[str]] | None = None
-    ) -> Path:
+    def _write(self, modes: Mapping[int, _Modes], path: Path, cut: Cut | None = None) -> Path:
         proto, constants = self._emulation(modes, cut)
         proto.graph.initializer.extend(self.stored(*needed) for needed in constants)
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
     def _emulation(
-        self, modes: Mapping[int, _Modes], cut: tuple[Collection[str], Collection[str]] | None = None
+        self, modes: Mapping[int, _Modes], cut: Cut | None = None
     ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The model with the roundings of its nodes, and the switches; and the constants that it reads."""
         types, model, suffix = self.types, self.types.model, self.suffix
@@ -142,10 +141,9 @@ class Emulator:
         if cut is not None:
             given, outputs = cut
             nodes = needed_nodes(model, outputs, given)
-            kept = [output for output in graph.output if output.name in outputs]
-            del graph.output[:]
-            graph.output.extend(kept)
             graph.input.extend(declaration(model.info(name)) for name in given)
+            del graph.output[:]
+            graph.output.extend(value for value in self.frame.graph.output if value.name in outputs)
         computed: set[str] = set()  # by the nodes that are added
         read = {output.name for output in graph.output}
         reduced: set[tuple[str, Precision]] = set()  # constants that are read in a reduced precision
