@@ -77,7 +77,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self.builder is not None and self.latency_source == "measured":
             record = context.timing_record(f"{self.name} {self.device}")
             self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
-        self.emulation_holds = self.builder is None or self.builder.emulation_holds  # emulated errors predict theirs
+        self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
         # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
