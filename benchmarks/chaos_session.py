@@ -68,7 +68,7 @@ class KilledToolchain(FakeToolchain):
     last_pid: int | None = None
 
     def __init__(self, session: Session, context: RunContext) -> None:
-        super().__init__(Law([group.id for group in context.groups]))
+        super().__init__(Law([group.id for group in context.grouped.groups]))
         self.session, self.context = session, context
         self.worker = Worker(context.logs_dir, context.settings.worker)
         self.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own

@@ -77,7 +77,7 @@ def measure(context: RunContext, random: int) -> list[Pair]:
     if not gpus:
         raise SystemExit("no GPU here: give the figures of one with --plans")
     context = context.with_settings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
-    model, groups = context.model, context.groups
+    model, groups = context.model, context.grouped.groups
     plans = [("one-group", plan) for plan in common.one_group_plans(model, groups).values()]
     plans += [("random", common.plan_of(model, groups, bits)) for bits in common.random_plans(groups, random, seed=0)]
     pairs = []

@@ -336,7 +336,7 @@ class FakeToolchain:
 
     def open(self, context: RunContext) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
-        assert [g.id for g in context.groups if not g.id.endswith(APART)] == list(self.law.groups), (
+        assert [g.id for g in context.grouped.groups if not g.id.endswith(APART)] == list(self.law.groups), (
             "and nodes set apart"
         )
         self.context = context

@@ -46,7 +46,7 @@ class Opener:
     gate: Path | None = None
 
     def __call__(self, context: RunContext) -> FakeToolchain:
-        law = Law([group.id for group in context.groups])
+        law = Law([group.id for group in context.grouped.groups])
         diary = self.folder / f"diary.{os.getpid()}"
         fake = FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, gate=self.gate, device=self.device)
         return fake.open(context)

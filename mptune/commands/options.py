@@ -46,9 +46,9 @@ def _parse_gpus(text: str) -> tuple[int, ...]:
 
 def _parse_engine(name: str) -> str:
     if name != "auto":
-        from mptune.engines.environment import backend_names  # late: other packages may bring more
+        from mptune.engines.environment import backend_entries  # late: other packages may bring more
 
-        names = ("auto", *backend_names())
+        names = ("auto", *backend_entries())
         if name not in names:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}")
     return name

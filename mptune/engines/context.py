@@ -16,7 +16,7 @@ from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:  # onnx is slow to import, and a run that is only read needs none
     from mptune.graph.facts import DependentOutput
-    from mptune.graph.groups import GroupedModel, LayerGroup
+    from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
     from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
@@ -58,11 +58,6 @@ class RunContext:
     def model_path(self) -> Path:
         """Its file, absolute."""
         return self.model.path.resolve()
-
-    @property
-    def groups(self) -> tuple[LayerGroup, ...]:
-        """Its layer groups, in topological order."""
-        return self.grouped.groups
 
     @property
     def precisions(self) -> tuple[str, ...]:

@@ -177,12 +177,7 @@ def usable_cores() -> int:
 
 @cache
 def backend_entries() -> dict[str, metadata.EntryPoint]:
-    """All entry points: mptune's own first, which no other package replaces."""
+    """All entry points by name: mptune's own first, which no other package replaces."""
     own = {name: metadata.EntryPoint(name, value, BACKEND_GROUP) for name, value in _BUILT_IN.items()}
     others = sorted(metadata.entry_points(group=BACKEND_GROUP), key=lambda entry: entry.name)
     return own | {entry.name: entry for entry in others if entry.name not in own}
-
-
-def backend_names() -> tuple[str, ...]:
-    """All names, mptune's own first."""
-    return tuple(backend_entries())

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -24,9 +23,9 @@ TARGET_SPAN_MS = 10.0
 HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 LatencySource = Literal["measured", "predicted"]
+"""``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 MARGIN: Mapping[LatencySource, float] = {"measured": 0.01, "predicted": 0.02}
 """Share of the latency by which plans count as equally fast, beside the noise."""
-"""``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
 not independent and sessions stop early (simulated: ``tests/engines/test_spread.py``)."""
@@ -156,15 +155,8 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
     # The later half, when the clocks are steady. At least 1e-4 ms: a coarse clock may measure 0.
     once_ms = max(float(np.median(spans[len(spans) // 2 :])), 1e-4)
     executions = max(1, math.ceil(TARGET_SPAN_MS / once_ms))
-    return Repetitions(
-        iterations=max(
-            LEAST_VALUES,
-            math.ceil(settings.min_iterations / executions),
-            math.ceil(settings.duration_ms / (once_ms * executions)),
-        ),
-        executions_per_value=executions,
-        warmup_ms=settings.warmup_ms,
-    )
+    iterations = math.ceil(max(settings.min_iterations / executions, settings.duration_ms / (once_ms * executions)))
+    return Repetitions(max(LEAST_VALUES, iterations), executions, settings.warmup_ms)
 
 
 class HostStopwatch:
@@ -246,14 +238,9 @@ def are_lower(latencies: Sequence[Latency]) -> NDArray[np.bool_]:
     medians = np.array([latency.median_ms for latency in latencies])
     lows, highs = np.array([latency.ci95_ms for latency in latencies]).reshape(-1, 2).T
     # How far intervals reach below and above their medians where their level is ``LEVEL``.
-    stretch = np.array([_stretch(latency.degrees) for latency in latencies])
+    wide, narrow = ([t_quantile(level, each.degrees) for each in latencies] for level in (1.0 - LEVEL / 2.0, 0.975))
+    stretch = np.divide(wide, narrow)
     below, above = stretch * (medians - lows), stretch * (highs - medians)
     lower: NDArray[np.bool_] = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
     lower &= medians[None, :] - medians[:, None] > np.hypot(above[:, None], below[None, :])
     return lower
-
-
-@lru_cache(maxsize=1024)
-def _stretch(degrees: float) -> float:
-    """How many times as wide as the 95 % interval one of level ``LEVEL`` is."""
-    return t_quantile(1.0 - LEVEL / 2.0, degrees) / t_quantile(0.975, degrees)

@@ -31,14 +31,11 @@ _OF_SPREAD = 0.5
 _ASSUMED_SPREAD = 1.5e-3
 """Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
 _LOOK_GROWTH = 1.4
-BOOTSTRAP_SAMPLES = 1000  # resamples of the values for the interval of their median
 
 
-def bootstrap_median_interval(
-    values: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
-) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed."""
-    generator = np.random.default_rng(seed)
+def bootstrap_median_interval(values: Floats, samples: int = 1000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the median (Efron 1979), the same each time."""
+    generator = np.random.default_rng(0)
     medians = np.median(values[generator.integers(0, len(values), size=(samples, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return float(low), float(high)
@@ -55,21 +52,18 @@ class SessionTiming(JsonForm):
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
         """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
-        values, others = (
-            np.maximum(np.asarray(series, dtype=np.float64), _LEAST_MS) for series in (values_ms, baseline_ms)
-        )
+        values, others = np.maximum(values_ms, _LEAST_MS), np.maximum(baseline_ms, _LEAST_MS)
         ratio = float(np.median(values)) / float(np.median(others))
         return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
 
 
-def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[float] | Floats, seed: int = 0) -> float:
+def log_ratio_sd(values: Floats, baseline: Floats) -> float:
     """Standard error of the log ratio of two medians whose values were taken in turn.
 
     The bootstrap (Efron 1979) draws rounds, a value of each engine: what a device does in one round is common to both
-    and cancels. Deterministic for a seed; 0 for a single round.
+    and cancels. The same each time; 0 for a single round.
     """
-    values, baseline = np.asarray(values_ms, dtype=np.float64), np.asarray(baseline_ms, dtype=np.float64)
-    rounds = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
+    rounds = np.random.default_rng(0).integers(0, len(values), size=(_RESAMPLES, len(values)))
     medians = np.median(values[rounds], axis=1), np.median(baseline[rounds], axis=1)
     return float(np.std(np.log(medians[0] / medians[1]), ddof=1)) if len(values) > 1 else 0.0
 
@@ -92,10 +86,6 @@ class SessionSpread:
     """The spread between sessions of one model on one device, estimated from all of its timings.
 
     The model is a two-way layout: a plan's log ratio, less the effect of the baseline's session, and noise.
-
-    Attributes:
-        sd: between sessions, relative; None where no plan was timed more than once.
-        residual_variance, degrees: residual mean square of the layout, and its degrees of freedom.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
@@ -111,7 +101,7 @@ class SessionSpread:
         values = np.array([timing.log_ratio for plan in repeated for timing in plan])
         plans = np.array([number for number, plan in enumerate(repeated) for _ in plan], dtype=np.int64)
         baselines = np.array([self._index[t.baseline] for plan in repeated for t in plan], dtype=np.int64)
-        self.residual_variance, self.degrees = 0.0, 0
+        self.residual_variance, self.degrees = 0.0, 0  # residual mean square of the layout, and its degrees of freedom
         if repeated:
             design = np.hstack([np.eye(len(repeated))[plans], np.eye(count)[baselines]])
             solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
@@ -122,7 +112,7 @@ class SessionSpread:
         self._between = max(0.0, self.residual_variance - within) if self.degrees else 0.0
         # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
         self._scale = min(1.0, self.residual_variance / within) if within > 0.0 and self.degrees else 1.0
-        self.sd = math.sqrt(self._between) if self.degrees else None
+        self.sd = math.sqrt(self._between) if self.degrees else None  # relative; None where no plan was timed again
 
         # Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``_between``: the best
         # linear prediction, in which a plan's own effect is eliminated, since nothing is known of it beforehand.

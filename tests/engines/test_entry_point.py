@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.engines.environment import backend_entries, backend_names
+from mptune.engines.environment import backend_entries
 from mptune.engines.toolchains.choose import find_backends
 from mptune.errors import TargetError
 from tests.engines.engine_support import QUICK
@@ -59,7 +59,7 @@ def test_doctor_lists_it_and_search_names_it(
 
 
 def test_a_name_that_nobody_has_is_an_error() -> None:
-    assert backend_names() == ("tensorrt", "tensorrt-rtx", "onnxruntime")
+    assert list(backend_entries()) == ["tensorrt", "tensorrt-rtx", "onnxruntime"]
     with pytest.raises(TargetError, match="there is no engine 'evaluator'") as caught:
         find_backends("evaluator")
     assert "tensorrt-rtx, onnxruntime" in caught.value.hint

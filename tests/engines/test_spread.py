@@ -174,7 +174,7 @@ def test_what_a_device_does_in_one_round_cancels() -> None:
     slow = np.exp(generator.normal(0.0, 0.05, 60))
     baseline, values = 2.0 * slow, slow * np.exp(generator.normal(0.0, 1e-3, 60))
     assert 5.0 * log_ratio_sd(values, baseline) < log_ratio_sd(values, generator.permutation(baseline))
-    assert log_ratio_sd([1.0], [2.0]) == 0.0
+    assert log_ratio_sd(np.array([1.0]), np.array([2.0])) == 0.0
 
 
 PAIRS = 4_000

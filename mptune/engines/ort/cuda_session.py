@@ -26,7 +26,7 @@ from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import StreamStopwatch, enqueue_delay
 from mptune.engines.latency import Stopwatch, monotonic_ms
-from mptune.engines.ort.session import PROVIDERS, Bound, OrtSession, Provider, SessionOptions, translated
+from mptune.engines.ort.session import FATAL, PROVIDERS, Bound, OrtSession, Provider, SessionOptions, translated
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 
@@ -37,8 +37,6 @@ _PROBE = '<ir_version: 8, opset_import: ["" : 17]> probe (float[2, 2] x) => (flo
 PROBE_TIMEOUT_S = 120.0
 _reasons: dict[Provider, str | None] = {}
 _probing = threading.Lock()
-# A second attempt without a CUDA graph does not help with these.
-_FATAL = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 
 # Ops whose output shape depends on values, or that run subgraphs: they read back to the host, which capture forbids.
 _NOT_CAPTURABLE = frozenset(
@@ -62,9 +60,8 @@ class CudaSession(OrtSession):
         self._has_dynamic_outputs = obstacle is not None
         wants_graph = is_timed and self.options.cuda_graph
         if wants_graph and obstacle is not None:
-            self._warn(
-                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it from the model"
-            )
+            text = f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs"
+            self._warnings[f"{text}: cut it from the model"] = None
         self._open(graph=wants_graph and obstacle is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
@@ -76,7 +73,8 @@ class CudaSession(OrtSession):
             try:
                 delay()
             except EngineError as error:
-                self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
+                text = f"latency contains the cost of a launch ({error.message}): update the driver"
+                self._warnings[text] = None
                 delay = lambda: None  # noqa: E731  enqueueing still takes as long as executing
         return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
@@ -99,10 +97,6 @@ class CudaSession(OrtSession):
             self._stream.close()
         self._stream = None
 
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)
-
     def _opened_stream(self) -> cuda.Stream:
         if self._stream is None:
             raise EngineError(FailureKind.ERROR, "the session is closed")
@@ -112,9 +106,8 @@ class CudaSession(OrtSession):
         """Load the model on a new stream; without a CUDA graph where ONNX Runtime refuses one (``refusal``: why)."""
         self.close()
         if refusal:
-            self._warn(
-                f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU"
-            )
+            text = f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU"
+            self._warnings[text] = None
         cuda.call("cudaSetDevice", 0)
         self._stream = cuda.Stream()
         self._has_graph = graph
@@ -123,7 +116,7 @@ class CudaSession(OrtSession):
             self._load([(PROVIDERS["cuda"], provider), PROVIDERS["cpu"]])
             refusal = ""
         except EngineError as error:
-            if not graph or error.kind in _FATAL:
+            if not graph or error.kind in FATAL:
                 self.close()
                 raise
             refusal = error.message
@@ -152,7 +145,7 @@ class CudaSession(OrtSession):
         try:
             return self._bind(feeds, unchanged=unchanged)
         except EngineError as error:
-            if not self._has_graph or error.kind in _FATAL:
+            if not self._has_graph or error.kind in FATAL:
                 raise
             refusal = error.message
         # A failed capture leaves session and stream in an unknown state: start over without.
@@ -231,8 +224,7 @@ def load_libraries() -> None:
     import onnx  # noqa: F401
     import onnxruntime
 
-    if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
-        onnxruntime.preload_dlls()
+    onnxruntime.preload_dlls()  # from the nvidia packages of this environment
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:

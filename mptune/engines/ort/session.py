@@ -30,6 +30,8 @@ Preset = Literal["timed", "reference", "values", "emulation"]
 graph, each node computed as it stands, as little as possible kept in memory. ``emulation``: a graph of switches that
 runs again and again, with a CUDA graph."""
 Tf32 = Literal["off", "off by environment", "on"]
+FATAL = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
+"""After these no other way of running, as without a CUDA graph, is tried."""
 OPTIMISED_MODEL = "optimised.onnx"
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
@@ -83,18 +85,15 @@ class OrtSession:
 
     ONNX Runtime's own session is reached through ``_open_session`` each time and kept in no local variable: the frames
     of an exception, and the stopwatches, would hold it past ``close``.
-
-    Attributes:
-        inputs: declared type (``tensor(float)``) and shape of every input.
-        outputs: the same of every output, in the model's order.
     """
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
         self.options = options
+        # Declared type (``tensor(float)``) and shape of every input, and of every output in the model's order.
         self.inputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
         self.outputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
         self._model = model
-        self._warnings: list[str] = []
+        self._warnings: dict[str, None] = {}  # a set that keeps its order
         self._session: Any = None
         self._bound_anywhere: weakref.WeakSet[Bound] = weakref.WeakSet()
         self._start()
@@ -227,10 +226,11 @@ class OrtSession:
                 if _FAULTY_OPTIMISERS[0] in disabled or not any(words in error.message for words in _FAULTS):
                     raise
                 disabled += _FAULTY_OPTIMISERS
-                self._warnings.append(
+                text = (
                     "optimisers of ONNX Runtime fail on this model, and are off: norms that are written out run node by"
                     " node (LayerNormFusion), INT8 and FP8 layers in FP32 between QuantizeLinear and DequantizeLinear"
                 )
+                self._warnings[text] = None
         self.inputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_inputs()}
         self.outputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_outputs()}
 

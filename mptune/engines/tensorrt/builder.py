@@ -15,14 +15,12 @@ import filelock
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
-from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.samples import Feed, cached_samples
 from mptune.engines.tensorrt import library as tensorrt
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused
 from mptune.errors import SettingsError
 from mptune.files import whole_file
 from mptune.processes.child import WorkerState
-from mptune.processes.parent import run_once
 from mptune.settings import ShapeRange, TensorRtSettings
 
 _LOCK_TIMEOUT_S = 60.0
@@ -215,18 +213,16 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
         if name in given:
             shape = given[name]
             bounds = list(zip(shape.smallest, shape.largest, strict=True))
-            message = hint = ""
             pairs = zip(declared, bounds, strict=False)
             if len(bounds) != len(declared) or any(size != -1 and pair != (size, size) for size, pair in pairs):
-                message = f"{_text(shape.largest)} does not fit the input's shape {dynamic[name]}"
-                hint = "give every dimension, the fixed ones as they are"
-            elif any(
+                message = f"{name}: {_text(shape.largest)} does not fit the input's shape {dynamic[name]}"
+                raise SettingsError(message, "give every dimension, the fixed ones as they are", setting="shapes")
+            if any(
                 low < least or most > high for low, most, (least, high) in zip(smallest, largest, bounds, strict=True)
             ):
-                message = f"the data hold shapes from {_text(smallest)} to {_text(largest)}, which is out of range"
+                held = f"{name}: the data hold shapes from {_text(smallest)} to {_text(largest)}"
                 hint = "widen the range, or give data of the shapes that you will deploy"
-            if message:
-                raise SettingsError(f"{name}: {message}", hint, setting="shapes")
+                raise SettingsError(f"{held}, which is out of range", hint, setting="shapes")
             smallest, usual, largest = shape.smallest, shape.usual, shape.largest
         profile.set_shape(name, smallest, usual, largest)
     unknown = sorted(set(given) - set(dynamic))
@@ -297,11 +293,6 @@ class ParseJob:
         parse_network(tensorrt.load_library(self.kind, self.plugins), self.model, state.transient(BuildObjects))
 
 
-def parser_complaint(kind: Kind, model: Path, plugins: tuple[Path, ...]) -> str | None:
-    """Why the parser does not take a model, by a worker of its own; None where it does."""
-    return run_once(ParseJob(kind, model, plugins), PROBE_TIMEOUT_S)
-
-
 @dataclass(frozen=True)
 class BuildJob:
     """Build the engine of a typed model and write it to a file, whole or not at all."""
@@ -323,9 +314,9 @@ class BuildJob:
         library = tensorrt.load_library(self.options.kind, self.options.plugins)
         samples = [sample for path in self.samples for sample in cached_samples(state, path)]
         objects = state.transient(BuildObjects)  # Freed once the answer is sent.
-        started, limit_s = perf_counter(), self.timeout_s
+        started = perf_counter()
         engine, warnings = build_engine(
-            library, self.model, self.options, samples, timeout_s=limit_s, report=state.report, objects=objects
+            library, self.model, self.options, samples, timeout_s=self.timeout_s, report=state.report, objects=objects
         )
         build_s = perf_counter() - started
         with whole_file(self.engine_path) as partial_path:

@@ -14,7 +14,7 @@ import numpy as np
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.latency import Stopwatch, monotonic_ms
-from mptune.engines.ort.session import are_gone, references
+from mptune.engines.ort.session import FATAL, are_gone, references
 from mptune.engines.samples import cached_samples
 from mptune.engines.tensorrt.layers import LayerTime, layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import (
@@ -32,8 +32,6 @@ from mptune.processes.child import WorkerState
 PROFILED_RUNS, UNTIMED_RUNS = 20, 5
 """Executions that a profile averages over, without the longest; warm-up executions before these."""
 _ALIGNMENT = 256  # NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"
-_FATAL = (FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH)
-"""After these no other way of running is tried."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class TensorRtSession:
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}
         self._on_host: set[str] = set()
-        self._warnings: list[str] = []
+        self._warnings: dict[str, None] = {}  # a set that keeps its order
         self._bound: _Bound | None = None
         self._stream: cuda.Stream | None = None
         self._engine: Any = None
@@ -209,8 +207,7 @@ class TensorRtSession:
 
     def attach(self, profiler: Any) -> None:
         """Have an ``IProfiler`` called with the time of each layer, which it is where CUDA graphs are off."""
-        context = self._context
-        context.profiler = profiler
+        self._context.profiler = profiler
 
     @collector_paused()
     def information(self) -> str:
@@ -326,10 +323,8 @@ class TensorRtSession:
         """The CUDA graph of an execution; None, with a warning, where it cannot be captured."""
         dynamic = [name for name, place in bound.outputs.items() if not isinstance(place, cuda.DeviceBuffer)]
         if dynamic:
-            self._warn(
-                f"no CUDA graph: the shape of output {dynamic[0]!r} depends on values, so latency contains launch"
-                " costs: end the model before it"
-            )
+            text = f"no CUDA graph: the shape of output {dynamic[0]!r} depends on values, so latency contains launch"
+            self._warnings[f"{text} costs: end the model before it"] = None
             return None
         try:
             graph = cuda.Graph(stream, self._enqueue)
@@ -337,16 +332,12 @@ class TensorRtSession:
             stream.synchronize()
             return graph
         except EngineError as error:
-            if error.kind in _FATAL:
+            if error.kind in FATAL:
                 raise
             open_log(self.library.trt)
-            why = error.message
-        self._warn(f"no CUDA graph ({why}): latency contains launch costs; keep loops and conditions out of the model")
-        return None
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)
+            text = f"no CUDA graph ({error.message}): latency contains launch costs"
+            self._warnings[f"{text}; keep loops and conditions out of the model"] = None
+            return None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from threading import Thread
 
 from mptune.engines.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.context import RunContext
-from mptune.engines.environment import backend_entries, backend_names, cpu_model
+from mptune.engines.environment import backend_entries, cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.backend import foreign_operators
@@ -166,10 +166,10 @@ def find_backends(choice: str = "auto") -> tuple[Backend, ...]:
         TargetError: there is none of that name, or its package does not load.
     """
     backends: list[Backend] = []
-    for name in backend_names() if choice == "auto" else (choice,):
+    for name in backend_entries() if choice == "auto" else (choice,):
         entry = backend_entries().get(name)
         if entry is None:
-            raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_names())}")
+            raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_entries())}")
         try:
             backends.append(entry.load())
         except Exception as error:

@@ -92,7 +92,8 @@ class MeasureJob:
     ignored: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> MeasureResult:
-        baseline = self.open_baseline(state)
+        key = (*file_identity(self.baseline.path), self.baseline)
+        baseline = state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
         started = time.perf_counter()
         candidate = state.transient(self.engine.open)
         build_s = time.perf_counter() - started
@@ -139,10 +140,6 @@ class MeasureJob:
             power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
         )
         return MeasureResult(measurement, repetitions, enough.error)
-
-    def open_baseline(self, state: WorkerState) -> Baseline:
-        key = (*file_identity(self.baseline.path), self.baseline)
-        return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
 
 @dataclass(frozen=True)

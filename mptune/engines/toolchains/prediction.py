@@ -23,16 +23,12 @@ CLEARLY = 1.8  # times the limit: an error on two samples that is beyond it on a
 
 
 class Prediction:
-    """Predicts for plans of one model on a target, with the shapes that were observed.
-
-    Attributes:
-        fuses: whether engines fuse nodes into one kernel; else the result of each node is rounded.
-    """
+    """Predicts for plans of one model on a target, with the shapes that were observed."""
 
     def __init__(self, reference: ReferenceModel, target: Target, builder: Builder | None) -> None:
         """Without a builder engines are taken to round as TensorRT's do."""
         self._reference, self._context, self._target, self._builder = reference, reference.context, target, builder
-        self.fuses = builder is None or builder.fuses
+        self.fuses = builder is None or builder.fuses  # see ``Builder``
         self._terms: dict[bool, LatencyTerms] = {}
         self._fastest_ms = math.inf  # of the plans within the limit
 

@@ -19,6 +19,7 @@ from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
+from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
@@ -37,13 +38,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
     back as a ``Failure``. Nothing starts before it is needed. Predicted, the roofline gives latencies and emulation the
     errors: no device is needed. With a backend engines are built then, too: a plan whose engine cannot be has failed.
-
-    Attributes:
-        name: of the backend, or ``emulation``.
-        device: name of the GPU or CPU that is timed; the target's where none is.
-        emulation_holds: whether engines round every value that a plan puts in FP16, so that emulated errors predict
-            theirs.
-        limit: on the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             workers: of this run, which end with the toolchain; None makes them.
         """
         self.name = "emulation" if backend is None else backend.name
-        self.device = device or target.title
+        self.device = device or target.title  # name of what is timed; the target's where nothing is
         self.latency_source: LatencySource = "predicted" if backend is None else latency_source
         self.error_source: base.ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
         self.target, self.context, self.provider = target, context, provider
@@ -83,8 +77,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self.builder is not None and self.latency_source == "measured":
             record = context.timing_record(f"{self.name} {self.device}")
             self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
-        self.emulation_holds = self.builder is None or self.builder.emulation_holds
+        self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
+        # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
 
     def reference(self, which: SampleSet) -> base.ReferenceReport | Failure:
@@ -183,7 +178,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         layers = self.builder.layer_times(built)
         self._can_profile = not isinstance(layers, Failure)
         if not isinstance(layers, Failure) and built.is_kept:
-            EngineLayers(plan.fingerprint, layers).write(built.engine.path)
+            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.context.grouped)
 
     def evaluate_tf32(self) -> Measurement | Failure | None:

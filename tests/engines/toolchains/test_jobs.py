@@ -328,7 +328,7 @@ class Run:
     """An emulation of the MLP whose jobs run in this process, and what they were."""
 
     def __init__(self, context: RunContext, provider: Provider = "cpu") -> None:
-        self.model, self.groups, self.context = context.model, context.groups, context
+        self.model, self.groups, self.context = context.model, context.grouped.groups, context
         self.state = WorkerState()
         self.jobs: list[Any] = []
         self.answer: Callable[[Any], Any] = lambda job: job.run(self.state)
