@@ -29,8 +29,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.targets.detect import Throttling, read_power_mode, read_throttling, throttling_warnings
-from mptune.targets.target import EngineMemory
+from mptune.targets import detect, target
 
 if TYPE_CHECKING:
     from mptune.engines.backend import Builder, Built
@@ -115,17 +114,17 @@ class MeasureJob:
         enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
 
         state.enter(Stage.TIME)
-        before = read_throttling() if self.on_gpu else None
+        before = detect.read_throttling() if self.on_gpu else None
         of_baseline, latency = time_in_turn(
             watches, repetitions, self.latency, is_enough=enough.is_reached, warmed_ms=warmed_ms
         )
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
-        now = None if before is None else read_throttling()  # of a Jetson, right after the timing
+        now = None if before is None else detect.read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
         if now is not None and before is not None:
-            first: Throttling = state.cached("first jetson state", "", lambda: now)
-            warnings += throttling_warnings(now, before, first)
-        mode = read_power_mode() if self.on_gpu else None
+            first: detect.Throttling = state.cached("first jetson state", "", lambda: now)
+            warnings += detect.throttling_warnings(now, before, first)
+        mode = detect.read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes
         measurement = Measurement(
             replace(latency, session=timing),
@@ -135,7 +134,7 @@ class MeasureJob:
             "measured",
             build_s,
             warnings=tuple(dict.fromkeys(warnings)),
-            memory=None if context_bytes is None else EngineMemory(None, context_bytes, None, "measured"),
+            memory=None if context_bytes is None else target.EngineMemory(None, context_bytes, None, "measured"),
             # The multiprocessors are those that CUDA reports, where it does.
             power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
         )
