@@ -90,8 +90,7 @@ def load_images(declaration: Path, inputs: Inputs, batch: int) -> CalibrationSet
             except Exception as error:  # Pillow raises nearly anything for a damaged file
                 text = f"{file} cannot be read as an image: {' '.join(str(error).split())}"
                 raise DataError(text, "remove it, or declare its size") from None
-        array = np.concatenate(images)
-        return cut_samples({info.name: array}, inputs, rows, files_of[index][0].name)[0][0]
+        return cut_samples({info.name: np.concatenate(images)}, inputs, rows, files_of[index][0].name)[0][0]
 
     read(0)  # a declaration that does not fit is an error at once
     hashes = ([hashlib.sha256(read_bytes(file)).digest() for file in sample] for sample in files_of)

@@ -75,7 +75,7 @@ class OutputError(JsonForm):
     def by_part(self, metric: str) -> dict[OutputColumns, float]:
         """The value of each output, or part of it, over all samples; empty where the metric sees all at once."""
         return {
-            _part_of(output, statistic): _over_samples(metric, values)
+            OutputColumns(output, columns_of_part(statistic)): _over_samples(metric, values)
             for output, statistics in self.per_output.items()
             for statistic, values in statistics.items()
             if belongs_to(statistic, metric) and output != ALL_OUTPUTS
@@ -156,11 +156,6 @@ class OutputError(JsonForm):
             if parts:
                 figures[output].setdefault(WORST_PART, _worst(parts, WORST_PART))
         return figures
-
-
-@functools.lru_cache(maxsize=1 << 14)  # a search asks for the same parts for each group, again and again
-def _part_of(output: str, statistic: str) -> OutputColumns:
-    return OutputColumns(output, columns_of_part(statistic))
 
 
 def _over_samples(metric: str, values: Sequence[float]) -> float:

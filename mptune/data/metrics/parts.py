@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,7 @@ def part_statistic(columns: range) -> str:
     return f"{WORST_PART}[{columns.start}]" if len(columns) == 1 else f"{WORST_PART}[{columns.start}:{columns.stop}]"
 
 
+@cache
 def columns_of_part(statistic: str) -> tuple[int, ...] | None:
     """The columns that the statistic of a part is about; None where it is about the whole output."""
     match = _KEY.fullmatch(statistic)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.backend import Availability, BackendStatus, Builder, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
-from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
+from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, parser_complaint
 from mptune.engines.tensorrt.layers import LayerTime
 from mptune.engines.tensorrt.library import (
     AHEAD_OF_TIME,
@@ -24,7 +23,6 @@ from mptune.engines.tensorrt.library import (
 from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, TensorRtEngine
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.parent import run_once
 from mptune.targets.costs import default_workspace_mb
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ class TensorRt:
             is_unexpected = gpu is not None and bool(title) and runs_on(self.name, gpu)
             return Availability("", title, obstacle, hint, is_unexpected)
         if model is not None and (operators := foreign_operators(model)):
-            complaint = run_once(ParseJob(self.name, model.path, place.plugins), PROBE_TIMEOUT_S)
+            complaint = parser_complaint(self.name, model.path, place.plugins)
             if complaint is not None:
                 obstacle = f"its parser does not take this model with {operators}: {complaint}"
                 return Availability("", title, obstacle, CURE, is_unexpected=True, is_models_fault=gpu is not None)

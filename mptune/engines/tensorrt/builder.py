@@ -15,12 +15,14 @@ import filelock
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
+from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.samples import Feed, cached_samples
 from mptune.engines.tensorrt import library as tensorrt
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused
 from mptune.errors import SettingsError
 from mptune.files import whole_file
 from mptune.processes.child import WorkerState
+from mptune.processes.parent import run_once
 from mptune.settings import ShapeRange, TensorRtSettings
 
 _LOCK_TIMEOUT_S = 60.0
@@ -291,6 +293,11 @@ class ParseJob:
     def run(self, state: WorkerState) -> None:
         """Raises EngineError: the parser does not take it."""
         parse_network(tensorrt.load_library(self.kind, self.plugins), self.model, state.transient(BuildObjects))
+
+
+def parser_complaint(kind: Kind, model: Path, plugins: tuple[Path, ...]) -> str | None:
+    """Why the parser does not take a model, by a worker of its own; None where it does."""
+    return run_once(ParseJob(kind, model, plugins), PROBE_TIMEOUT_S)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement
+from mptune.files import write_json
 from mptune.graph.groups import GroupedModel
 from mptune.graph.ops import anchor_kind
 from mptune.graph.plan import PRECISIONS, Precision
@@ -50,6 +51,9 @@ class EngineLayers(JsonForm):
     @staticmethod
     def path(engine_file: Path) -> Path:
         return engine_file.with_suffix(".layers.json")
+
+    def write(self, engine_file: Path) -> None:
+        write_json(self.path(engine_file), self.to_json())
 
 
 def read_layers(information: str) -> tuple[LayerTime, ...]:

@@ -19,7 +19,6 @@ from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
-from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         layers = self.builder.layer_times(built)
         self._can_profile = not isinstance(layers, Failure)
         if not isinstance(layers, Failure) and built.is_kept:
-            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
+            EngineLayers(plan.fingerprint, layers).write(built.engine.path)
         return with_group_times(measurement, layers, self.context.grouped)
 
     def evaluate_tf32(self) -> Measurement | Failure | None:

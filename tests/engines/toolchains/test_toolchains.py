@@ -295,7 +295,7 @@ def test_a_measurement_and_its_evaluation_keep_the_power_mode(
 ) -> None:
     """What CUDA reports counts; the mask of the TPCs stands in for it."""
     mode = PowerMode("15W", 8, 612.0, 2133.0)
-    monkeypatch.setattr(measure, "read_power_mode", lambda: mode)
+    monkeypatch.setattr(measure.detect, "read_power_mode", lambda: mode)
     monkeypatch.setattr(measure.cuda, "multiprocessors", lambda: by_cuda)
     measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
     assert measurement.power_mode == replace(mode, sm_count=sms)
