@@ -292,7 +292,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 def _workers_of(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return [child for child in psutil.Process(pid).children() if "mptune.processes" in child.cmdline()]
+        return [child for child in psutil.Process(pid).children() if "mptune.processes" in " ".join(child.cmdline())]
     return []
 
 

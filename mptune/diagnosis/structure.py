@@ -267,7 +267,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
         for side in judged:
             error, rounding = (figure_of(e, side.name, side.limit, is_absolute=False) for e in (errors, rounded))
             largest = max(largest, error)
-            # Constants that are rescaled to fit FP16 are other numbers for the same function, and round otherwise.
+            # A change that is no larger than what the plan's rounding makes may be how other constants round.
             if error > max(least, HEADROOM * rounding if math.isfinite(rounding) else 0.0):
                 shares.append(error / (side.error if math.isfinite(side.error) else 1.0))
         return max(shares), largest

@@ -407,12 +407,9 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     is_foreign = schema is None and not node.is_standard
     is_shape = bool(float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes
     is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction", b"none") != b"none"
-    held = [
-        model.initializers[name]
-        for name in node.inputs[1:]
-        if op_type == "BatchNormalization" and name in model.initializers
-    ]
-    is_beyond = any(np.abs(constant.numpy()).max(initial=0) > Precision.FP16.largest for constant in held)
+    of_norm = node.inputs[1:] if op_type == "BatchNormalization" else ()
+    constants = (model.initializers[name].numpy() for name in of_norm if name in model.initializers)
+    is_beyond = any(np.abs(values).max(initial=0) > Precision.FP16.largest for values in constants)
     reasons = (
         # What its place in the model, or its domain, rules out.
         (is_foreign, f"operator of the domain {node.domain!r}: its types are not known to ONNX"),

@@ -72,8 +72,7 @@ def folded_model(grouped: GroupedModel, values: FoldedValues, wanted: Collection
         elif names or node.index not in fixed:
             nodes.append(node)
             read.update(name for name in (*node.inputs, *node.captures) if name)
-    unread = {name for name in model.initializers.keys() - read if model.consumers.get(name)}
-    constants = {name: constant for name, constant in model.initializers.items() if name not in unread}
+    constants = {n: c for n, c in model.initializers.items() if n in read or not model.consumers.get(n)}
     return replace(grouped, model=with_nodes(model, reversed(nodes), constants))
 
 

@@ -44,26 +44,17 @@ Scope = tuple[str, ...]
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Nodes that always share a precision.
+    """Nodes that always share a precision."""
 
-    Attributes:
-        id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
-        name: readable, from the scopes in the node names.
-        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
-            quantised or elementwise; block for several of these together.
-        nodes: node names in topological order.
-        ops: operator -> how many of it.
-        pinned: why the group is FP32 under any plan; None where it is free.
-        pattern: hash of the structure: equal for groups that repeat each other with other weights.
-    """
-
-    id: str
-    name: str
+    id: str  # ``g000``, ``g001``, ... in topological order; the same for the same model on every machine
+    name: str  # readable, from the scopes in the node names
+    # Of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample, quantised or
+    # elementwise; block for several of these together.
     kind: str
-    nodes: tuple[str, ...]
-    ops: Mapping[str, int]
-    pinned: str | None = None
-    pattern: str = ""
+    nodes: tuple[str, ...]  # node names in topological order
+    ops: Mapping[str, int]  # operator -> how many of it
+    pinned: str | None = None  # why the group is FP32 under any plan; None where it is free
+    pattern: str = ""  # hash of the structure: equal for groups that repeat each other with other weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +232,8 @@ class _Partition:
         before a weight that two layers share) go with their first reader, whoever else reads them: converting a weight
         twice costs nothing. Nothing joins a quantised part where another group reads it.
 
-        Returned: leading node -> the nodes of its group, in topological order, and -> its kind if not elementwise.
+        Returns:
+            Leading node -> the nodes of its group, in topological order; and -> its kind if not elementwise.
         """
         nodes, leader, kind = self._model.nodes, dict[int, int](), dict[int, str]()
         for pattern, typed in self._patterns:

@@ -21,36 +21,23 @@ class Precision(str, TextForm):
 
     There is one object of each, also in a worker process, so that ``is`` compares them. A precision may be stored as
     another one's ONNX type: TF32 has FP32's range and storage, and FP16's mantissa.
-
-    Attributes:
-        value: its name in files and options, such as ``fp16``.
-        dtype: name of the ONNX element type that holds its values, such as ``float16``.
-        mantissa_bits: stored ones; a significand has one more.
-        exponents: least and largest exponent of normal values.
-        nbytes: of a stored value.
-        throughput: the field of ``Target`` with the peak of its matrix products; None on targets that lack it.
-        since: first compute capability whose tensor cores have it.
-        largest: finite value (IEEE 754-2008, table 3.5), 65504 of FP16.
-        smallest_normal: below it, values lose digits.
-        smallest: value above zero (subnormal); half of it rounds to zero.
-        exact_integers: it holds every whole number up to here, 2048 of FP16: a sum of ones stops there.
     """
 
     FP32: ClassVar[Precision]
     FP16: ClassVar[Precision]
     BF16: ClassVar[Precision]
 
-    value: str
-    dtype: str
-    mantissa_bits: int
-    exponents: tuple[int, int]
-    nbytes: int
-    throughput: str
-    since: tuple[int, int] = (5, 3)
-    largest: float = field(init=False)
-    smallest_normal: float = field(init=False)
-    smallest: float = field(init=False)
-    exact_integers: float = field(init=False)
+    value: str  # its name in files and options, such as ``fp16``
+    dtype: str  # name of the ONNX element type that holds its values, such as ``float16``
+    mantissa_bits: int  # stored ones; a significand has one more
+    exponents: tuple[int, int]  # least and largest exponent of normal values
+    nbytes: int  # of a stored value
+    throughput: str  # the field of ``Target`` with the peak of its matrix products; None on targets that lack it
+    since: tuple[int, int] = (5, 3)  # first compute capability whose tensor cores have it
+    largest: float = field(init=False)  # finite value (IEEE 754-2008, table 3.5), 65504 of FP16
+    smallest_normal: float = field(init=False)  # below it, values lose digits
+    smallest: float = field(init=False)  # value above zero (subnormal); half of it rounds to zero
+    exact_integers: float = field(init=False)  # every whole number up to here, 2048 of FP16: a sum of ones stops there
 
     def __new__(cls, value: str, *row: Any) -> Precision:
         """The text is the name."""
@@ -133,15 +120,10 @@ DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """An immutable assignment of a precision to every layer group of one model.
+    """An immutable assignment of a precision to every layer group of one model."""
 
-    Attributes:
-        model_sha256: hash of the model that the group ids belong to.
-        precision: group id -> precision, for every group (pinned ones too), in the order of the groups.
-    """
-
-    model_sha256: str
-    precision: Mapping[str, Precision]
+    model_sha256: str  # hash of the model that the group ids belong to
+    precision: Mapping[str, Precision]  # of every group by its id (pinned ones too), in the order of the groups
 
     def __post_init__(self) -> None:
         """Copy the mapping, with rows of the table in place of their names."""

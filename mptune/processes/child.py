@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 import threading
@@ -56,8 +56,7 @@ class FailureKind(str, Enum):
     UNSUPPORTED = "unsupported"  # an operator, type or device that the engine does not support
     INVALID_MODEL = "invalid model"
     PARSER = "parser error"  # TensorRT's ONNX parser rejects the model, and not for an unsupported operator
-    NO_TACTIC = "no tactic"
-    """TensorRT supports the operators, but finds no kernel for a layer in the types asked for."""
+    NO_TACTIC = "no tactic"  # TensorRT supports the operators, but finds no kernel for a layer in the types asked for
     DISK_FULL = "disk full"
     DEVICE_LOST = "device lost"
     DRIVER = "driver too old"  # CUDA error 35: the driver is older than the CUDA of a library, or there is none
@@ -148,12 +147,11 @@ class WorkerState:
 
     def cached(self, slot: str, key: Hashable, make: Callable[[], T]) -> T:
         """The value in a slot; made again, and the old one closed, when the key differs."""
-        if slot in self._cache and self._cache[slot][0] == key:
-            cached: T = self._cache[slot][1]
-            return cached
-        self.drop(slot)
-        value = make()
-        self._cache[slot] = (key, value)
+        entry = self._cache.get(slot)
+        if entry is None or entry[0] != key:
+            self.drop(slot)
+            entry = self._cache[slot] = (key, make())
+        value: T = entry[1]
         return value
 
     def transient(self, make: Callable[[], T]) -> T:
@@ -165,10 +163,9 @@ class WorkerState:
 
     def drop(self, slot: str) -> None:
         """Close and forget what a slot holds."""
-        entry = self._cache.pop(slot, None)
-        close = getattr(entry[1], "close", None) if entry is not None else None
-        if close is not None:
-            close()
+        _, value = self._cache.pop(slot, (None, None))
+        if hasattr(value, "close"):
+            value.close()
 
     def close(self) -> None:
         """Close and forget everything."""
@@ -188,15 +185,15 @@ def main() -> None:
     # A terminal's Ctrl-C and a service manager's SIGTERM may reach the whole group; the parent decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    worker, guard = os.getpid(), _guard_group(parent, descriptor)
+    worker = os.getpid()
+    guard = _guard_group(worker, parent, descriptor)
     # Linux kills this process first where memory runs out: the parent has the record, and takes another worker. By
     # itself the kernel may choose the parent, since it does not count what a driver has allocated (on a Jetson).
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(sys.stderr)
     with contextlib.suppress(Exception):  # a job that needs what does not load fails by itself
-        module, _, name = sys.argv[3].partition(":")
-        getattr(importlib.import_module(module), name)()
+        pkgutil.resolve_name(sys.argv[3])()
 
     connection = Connection(descriptor)
     state = WorkerState(connection)
@@ -213,7 +210,7 @@ def main() -> None:
             except BaseException as error:
                 with contextlib.suppress(OSError):  # a full disk
                     traceback.print_exc()
-                answer = pickle.dumps(("failure", Failure(state.stage, *describe(error))))
+                answer = pickle.dumps(("result", Failure(state.stage, *describe(error))))
             if os.getpid() != worker:  # The job forked: this copy must not answer in the worker's place.
                 os._exit(1)
             with contextlib.suppress(OSError):  # a full disk
@@ -246,21 +243,18 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
 
 def end_with(parent: int) -> None:
     """Interrupt this process when the one that started it ends, however that ends, or where it has ended."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         raise KeyboardInterrupt
 
 
-def _guard_group(parent: int, descriptor: int) -> int:
+def _guard_group(worker: int, parent: int, descriptor: int) -> int:
     """Start a process that kills this process' group once this process or its parent is gone, however it ended.
 
     So it does while native code is stuck, and what a job has started ends with it.
     """
-    worker = os.getpid()
-    guard = os.fork()
-    if guard:
+    if guard := os.fork():
         return guard
     try:
         for number in (0, 1, 2, descriptor):

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,9 +38,11 @@ _TICK_S = 1.0
 _OVERTIME_S = 5.0  # what was sent before the deadline is read for this long after it
 _MOST_PRINTED_BYTES = 64 << 20  # while a job runs its output may become this large
 _END_TIMEOUT_S = 10.0  # a process may take this long to end
+_CLOSE_WAKES_S = 0.02
+_PROGRAM = "from mptune.processes.child import main; main()"
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
-_CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
+_no_start = partial(Failure, Stage.START, FailureKind.WORKER)
 T = TypeVar("T")
 
 
@@ -80,16 +83,26 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if timeout_s is None:
             timeout_s = self.settings.build_timeout_s + self.settings.measure_timeout_s
         with self._lock:
-            try:
-                return self._call(job, timeout_s)
-            except MptuneError:
-                raise
-            except BaseException:  # Ctrl-C, say, left a job running whose result nobody reads.
-                self._end(kills=True)
-                raise
-            finally:
-                if self.is_closed:
-                    self._end(kills=True)
+            while not self.is_closed:
+                used = self._process
+                if used is None or used.jobs == self.settings.max_jobs or not used.is_alive:
+                    self._end()
+                    used = self._process
+                try:
+                    process = self._process = used or WorkerProcess(self._environment)
+                except OSError as error:
+                    return _no_start(f"the worker process could not be started: {error}")
+                result = process.exchange(job, timeout_s, self)
+                if not isinstance(result, Failure):
+                    return result
+                # A process that does not begin a job crashed, or is stuck, in what the last one left: a new one takes
+                # it. And what ``close`` kills leaves no log.
+                if self.is_closed or (used is not None and process.stage is Stage.START):
+                    continue
+                if process.stage is Stage.START:
+                    result = _no_start(f"the worker process did not start: {result.message}")
+                return replace(result, log_path=process.write_log(self.logs_dir, type(job).__name__))
+            return _no_start("the worker was closed")
 
     def start_ahead(self, load: str) -> None:
         """Start the process that takes the place of this one, unless it waits already.
@@ -99,8 +112,6 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock, contextlib.suppress(OSError):
             if self._ahead is None and not self.is_closed:
                 self._ahead = WorkerProcess(self._environment, load)
-            if self.is_closed:  # by another thread meanwhile
-                self._end(kills=True)
 
     def restart(self) -> None:
         """End the process; the next call starts a new one, or takes the one that was started ahead."""
@@ -113,51 +124,24 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         That job fails then, as every later one does.
         """
         self.is_closed = True
-        if self._lock.acquire(blocking=False):
-            try:
-                self._end()
-            finally:
-                self._lock.release()
-        elif (process := self._process) is not None:
-            kill_tree(process.popen)
+        while self._lock.locked():  # Another thread waits for a job, or starts the process for it.
+            if (process := self._process) is not None:
+                kill_tree(process.popen)
+            time.sleep(_CLOSE_WAKES_S)
+        with self._lock:
+            self._end()
+            if self._process is not None:
+                self._process.kill()  # What it loads may take longer than anybody waits.
+            self._end()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, job: Job[T], timeout_s: float) -> T | Failure:
-        if self._process is not None and self._process.jobs == self.settings.max_jobs:
-            self._end()
-        while True:
-            if self._process is None:
-                self._process, self._ahead = self._ahead, None
-            if self._process is not None and not self._process.is_alive:
-                self._end(kills=True)
-            used = self._process
-            try:
-                process = self._process = used or WorkerProcess(self._environment)
-            except OSError as error:
-                return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
-            # After ``is_closed`` is set ``close`` kills the process itself.
-            result: T | Failure = _CLOSED if self.is_closed else process.exchange(job, timeout_s, self)
-            if self.is_closed:
-                return _CLOSED
-            if not isinstance(result, Failure):
-                return result
-            # A process that does not begin a job crashed, or is stuck, in what the last one left: a new one takes it.
-            if used is None or process.stage is not Stage.START:
-                break
-        if process.stage is Stage.START:
-            text = f"the worker process did not start: {result.message}"
-            result = Failure(Stage.START, FailureKind.WORKER, text)
-        return replace(result, log_path=process.write_log(self.logs_dir, type(job).__name__))
-
-    def _end(self, *, kills: bool = False) -> None:
-        process, self._process = self._process, None
+    def _end(self) -> None:
+        """End the process, if there is one; that which was started ahead, if any, takes its place."""
+        process, self._process, self._ahead = self._process, self._ahead, None
         if process is not None:
-            process.end(kills=kills)
-        if self.is_closed and self._ahead is not None:
-            self._ahead.end(kills=True)
-            self._ahead = None
+            process.end()
 
 
 class WorkerProcess:
@@ -169,29 +153,27 @@ class WorkerProcess:
         self.stage = Stage.START  # that the job in work has reached; ``START`` until the process begins it
         self.connection, theirs = Pipe()
         # A file without a name, to which the process appends what it prints, native code and its children included.
-        self._output, path = tempfile.mkstemp()
-        Path(path).unlink()
+        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # until ``end``
         fcntl.fcntl(self._output, fcntl.F_SETFL, fcntl.fcntl(self._output, fcntl.F_GETFL) | os.O_APPEND)
         variables = {
             "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime 1.29 and later collect facts about models and the machine.
             "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
             "PYTHONSAFEPATH": "1",  # The working directory must not shadow modules (Python 3.11 and up).
         }
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "mptune.processes", str(theirs.fileno()), str(os.getpid()), load],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches the parent alone.
-                env={**os.environ, **environment, **variables},
-            )
-        except OSError:
-            os.close(self._output)
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            try:
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), load],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C reaches the parent alone.
+                    env={**os.environ, **environment, **variables},
+                )
+            except OSError:
+                self._output.close()
+                raise
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _STALL_S, 0))
@@ -204,7 +186,7 @@ class WorkerProcess:
     def exchange(self, job: Job[T], timeout_s: float, worker: Worker) -> T | Failure:
         """Run a job; ``worker`` receives its progress and answers its questions. Raises the job's ``MptuneError``.
 
-        After a failure the process is killed, unless it is fit for the next job.
+        After a failure or an interruption the process is killed, unless it is fit for the next job.
         """
 
         def send(value: Any) -> None:
@@ -212,17 +194,19 @@ class WorkerProcess:
                 self.connection.send_bytes(pickle.dumps(value, protocol=5))
 
         if self.jobs > 0:
-            os.ftruncate(self._output, 0)  # what the last job printed
+            self._output.truncate(0)  # what the last job printed
         self.jobs += 1
         self.stage = Stage.START
+        is_fit, kind = False, ""
         try:
             send(job)
             limit_s = left_s = worker.settings.start_timeout_s
             turned = time.monotonic()
-            while left_s > -_OVERTIME_S:
+            while kind not in ("result", "error"):
                 is_ready = bool(wait([self.connection], min(max(left_s, 0.0), _TICK_S)))
-                if not is_ready and left_s <= 0:
-                    break
+                if left_s <= (-_OVERTIME_S if is_ready else 0.0):
+                    timeout = EngineError(FailureKind.TIMEOUT, f"no result after {limit_s:g} s")
+                    raise timeout if self.is_alive else self._cause_of_death()
                 # A turn counts for a tick at most. If it took longer, this process was stopped (SIGSTOP, a container
                 # that is paused), and perhaps the worker with it, or it answered a question.
                 now = time.monotonic()
@@ -252,19 +236,16 @@ class WorkerProcess:
                         send(("answer", worker.on_question(value)))
                     except MptuneError as error:
                         send(("refused", error))
-                elif kind == "error":
-                    raise value
-                else:
-                    if isinstance(value, Failure) and value.kind in _RETIRING:
-                        self.kill()
-                    result: T | Failure = value
-                    return result
-            if not self.is_alive:
-                raise self._cause_of_death()
-            raise EngineError(FailureKind.TIMEOUT, f"no result after {limit_s:g} s")
+            is_fit = not (isinstance(value, Failure) and value.kind in _RETIRING)
+            if kind == "error":
+                raise value
+            result: T | Failure = value
+            return result
         except EngineError as error:
-            self.kill()
             return Failure(self.stage, error.kind, error.message)
+        finally:
+            if not is_fit:  # Ctrl-C, say, leaves a job running whose result nobody reads.
+                self.kill()
 
     def _cause_of_death(self) -> EngineError:
         """Why the process is gone, by its exit status and what it printed last."""
@@ -274,7 +255,8 @@ class WorkerProcess:
             return EngineError(FailureKind.CRASH, "closed its connection without an answer")
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return EngineError(FailureKind.OUT_OF_MEMORY, "killed by SIGKILL, as the system does where memory runs out")
-        last_words = os.pread(self._output, 4096, max(0, os.fstat(self._output).st_size - 4096)).lower()
+        end = self._output.seek(0, os.SEEK_END)
+        last_words = os.pread(self._output.fileno(), 4096, max(0, end - 4096)).lower()
         is_starved = any(words in last_words for words in (b"bad_alloc", b"out of memory", b"memoryerror"))
         names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
         text = f"exited with status {status}" if status >= 0 else names.get(status, f"killed by signal {-status}")
@@ -282,12 +264,12 @@ class WorkerProcess:
 
     def _shorten_output(self, most_bytes: int) -> None:
         """Leave the middle out where there is more."""
-        size = os.fstat(self._output).st_size
+        size = self._output.seek(0, os.SEEK_END)
         if size > most_bytes:
-            end = os.pread(self._output, KEEP_BYTES, size - KEEP_BYTES)
-            os.ftruncate(self._output, KEEP_BYTES)
+            end = os.pread(self._output.fileno(), KEEP_BYTES, size - KEEP_BYTES)
+            self._output.truncate(KEEP_BYTES)
             with contextlib.suppress(OSError):  # a full disk
-                os.write(self._output, f"\n[... at least {size - 2 * KEEP_BYTES} bytes left out ...]\n".encode() + end)
+                self._output.write(f"\n[... at least {size - 2 * KEEP_BYTES} bytes left out ...]\n".encode() + end)
 
     def write_log(self, folder: Path | None, name: str) -> Path | None:
         """Write what the job printed to a new file; None where that fails: a full disk must not hide the failure."""
@@ -297,7 +279,7 @@ class WorkerProcess:
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
+            path.write_bytes(os.pread(self._output.fileno(), 3 * KEEP_BYTES, 0))
         except OSError:
             return None
         return path
@@ -307,14 +289,13 @@ class WorkerProcess:
         kill_tree(self.popen)
         self.connection.close()
 
-    def end(self, *, kills: bool = False) -> None:
+    def end(self) -> None:
         """Let the process end by itself (end of file on its connection) for a while; then kill what is left."""
         self.connection.close()
-        if not kills:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(_END_TIMEOUT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_END_TIMEOUT_S)
         kill_tree(self.popen)
-        os.close(self._output)
+        self._output.close()
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -126,7 +126,7 @@ def test_functions_share_a_module_which_imports_its_neighbours_and_nothing_heavy
 
 
 def scripts_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "mptune.processes" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "mptune.processes" in " ".join(child.cmdline())]
 
 
 def test_a_loaders_arrays_arrive_and_its_process_ends(script: Path) -> None:

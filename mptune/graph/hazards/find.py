@@ -149,9 +149,8 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
         is_saturated = bool(readers) and readers <= _SATURATED and not types.facts.is_output(tensor)
         if absmax <= FP16_MAX / _HEADROOM or (is_beyond and is_held(model, tensor, Precision.FP16)):
             continue  # the constants that a mask is made of are hazards of their own, and are held within the range
-        evidence: dict[str, float] = {"absmax": absmax, "fp16_max": FP16_MAX}
-        if values.beyond:
-            evidence |= {"samples_beyond": values.beyond, "samples": values.samples}
+        beyond = {"samples_beyond": values.beyond, "samples": values.samples} if values.beyond else {}
+        evidence = {"absmax": absmax, "fp16_max": FP16_MAX, **beyond}
         sample, done = observed.sample(values.sample), set[tuple[str, bool]]()
         words = {"in_samples": in_samples(values.beyond, values.samples, sample)}
         for node in hazard.touching(types, tensor):

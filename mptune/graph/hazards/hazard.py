@@ -132,8 +132,7 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
     for same in merged.values():
         first = next((hazard for hazard in same if hazard.place.node), same[0])
         evidence = {**first.evidence, **(ONLY_BF16 if first.precision is Precision.BF16 else {})}
-        severity: Any = "info" if all(hazard.severity == "info" for hazard in same) else None
-        about: Any = {**first.all_words, "severity": severity}
+        about: Any = {**first.all_words, "severity": "info" if all(h.severity == "info" for h in same) else None}
         findings.append(Finding.from_code(first.code, origin, _where(same), evidence, **about))
     return tuple(findings)
 

@@ -24,9 +24,8 @@ _ANSWERS_INFINITY = SOFTMAX | {"Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sig
 """What -inf is an answer to, so that an added mask may become one."""
 _PASSES = MOVEMENT | COPIES | {"Trilu"}  # what masks pass on their way: they choose, move and repeat
 _BEFORE_MASKED = _PASSES | ADDS | {"Where"}
-_ASSEMBLES = (COPIES | BOUNDS | ADDS | {"Mul", "Dropout", "Abs", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu"}).union(
-    ("ScatterElements", "ScatterND", "Trilu", "Where")
-)
+_PICKS = {"ScatterElements", "ScatterND", "Trilu", "Where"}
+_ASSEMBLES = COPIES | BOUNDS | ADDS | _PICKS | {"Mul", "Dropout", "Abs", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu"}
 """What masks are made with: sums, a Mul by a large constant, and what gives none larger than the largest it reads."""
 _MASK_INPUTS = {("", "Attention"): 3, ("com.microsoft", "MultiHeadAttention"): 5}
 """(domain, operator) -> the input that is added to the scores inside the operator."""

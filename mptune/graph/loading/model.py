@@ -323,10 +323,8 @@ def output_types(
     Nothing where ONNX cannot say.
     """
     try:
-        types = {}
-        for name in filter(None, node.inputs):
-            info = replace(model.info(name), shape=shapes.get(name, model.info(name).shape))
-            types[name] = declaration(info).type
+        infos = [model.info(name) for name in node.inputs if name]
+        types = {i.name: declaration(replace(i, shape=shapes.get(i.name, i.shape))).type for i in infos}
         inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, model.opset, "" if node.is_standard else node.domain),
             node.proto,

@@ -180,9 +180,7 @@ def with_rounding_steps(
             write(node, "result = Mul x root", {"x": inputs[0], "root": root})
         if node.name not in parts:
             nodes.append(replace(node, rounds=False) if node.name in merged else node)
-    groups = tuple(
-        replace(group, nodes=tuple(n for name in group.nodes for n in parts.get(name, (name,))))
-        for group in grouped.groups
-    )
+    written = ((step for name in group.nodes for step in parts.get(name, (name,))) for group in grouped.groups)
+    groups = tuple(replace(group, nodes=tuple(steps)) for group, steps in zip(grouped.groups, written, strict=True))
     written_out = with_nodes(model, nodes, {**model.initializers, **constants}, tensors)
     return GroupedModel(written_out, groups, grouped.io)

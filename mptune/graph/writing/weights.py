@@ -162,9 +162,8 @@ def write_self_contained(proto: onnx.ModelProto, constants: Sequence[NeededConst
         with whole_file(path) as model_part, whole_file(data_path) as data_part:
             with data_part.open("wb") as file:
                 for needed in constants:
-                    is_beside = _is_large(needed[0])
-                    place = _append_values(file, needed[0], needed[2]) if is_beside else Place(0, 0)
-                    tensor = _reference(*needed, data_path.name, place) if is_beside else inline_tensor(*needed)
+                    place = _append_values(file, needed[0], needed[2]) if _is_large(needed[0]) else None
+                    tensor = _reference(*needed, data_path.name, place) if place else inline_tensor(*needed)
                     proto.graph.initializer.append(tensor)
             model_part.write_bytes(proto.SerializeToString(deterministic=True))
     return path
