@@ -44,17 +44,25 @@ Scope = tuple[str, ...]
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Nodes that always share a precision."""
+    """Nodes that always share a precision.
 
-    id: str  # ``g000``, ``g001``, ... in topological order; the same for the same model on every machine
-    name: str  # readable, from the scopes in the node names
-    # Of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample, quantised or
-    # elementwise; block for several of these together.
+    Attributes:
+        id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
+        name: readable, from the scopes in the node names.
+        kind: conv, matmul, norm, softmax, attention, rnn, reduce, resample, quantised, elementwise; block for several.
+        nodes: node names in topological order.
+        ops: operator -> how many of it.
+        pinned: why the group is FP32 under any plan; None where it is free.
+        pattern: hash of the structure: equal for groups that repeat each other with other weights.
+    """
+
+    id: str
+    name: str
     kind: str
-    nodes: tuple[str, ...]  # node names in topological order
-    ops: Mapping[str, int]  # operator -> how many of it
-    pinned: str | None = None  # why the group is FP32 under any plan; None where it is free
-    pattern: str = ""  # hash of the structure: equal for groups that repeat each other with other weights
+    nodes: tuple[str, ...]
+    ops: Mapping[str, int]
+    pinned: str | None = None
+    pattern: str = ""
 
 
 @dataclass(frozen=True, eq=False)

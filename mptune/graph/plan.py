@@ -120,10 +120,13 @@ DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """An immutable assignment of a precision to every layer group of one model."""
+    """An immutable assignment of a precision to every layer group of one model, which ``model_sha256`` names.
 
-    model_sha256: str  # hash of the model that the group ids belong to
-    precision: Mapping[str, Precision]  # of every group by its id (pinned ones too), in the order of the groups
+    ``precision``: group id -> precision, for every group (pinned ones too), in the order of the groups.
+    """
+
+    model_sha256: str
+    precision: Mapping[str, Precision]
 
     def __post_init__(self) -> None:
         """Copy the mapping, with rows of the table in place of their names."""

@@ -33,6 +33,7 @@ from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tens
 
 # The precisions that a group may have, each with the input that turns its roundings on; "" where they always are.
 _Modes = Sequence[tuple[Precision, str]]
+_Emulation = tuple[onnx.ModelProto, list[NeededConstant]]
 Cut = tuple[Collection[str], Collection[str]]  # values that a part of a model is given, and outputs that it computes
 
 
@@ -130,9 +131,7 @@ class Emulator:
         proto.graph.initializer.extend(self.stored(*needed) for needed in constants)
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
-    def _emulation(
-        self, modes: Mapping[int, _Modes], cut: Cut | None = None
-    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _emulation(self, modes: Mapping[int, _Modes], cut: Cut | None = None) -> _Emulation:
         """The model with the roundings of its nodes, and the switches; and the constants that it reads."""
         types, model, suffix = self.types, self.types.model, self.suffix
         proto = onnx.ModelProto()
