@@ -120,9 +120,10 @@ DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """An immutable assignment of a precision to every layer group of one model, which ``model_sha256`` names.
+    """An immutable assignment of a precision to every layer group of one model.
 
     ``precision``: group id -> precision, for every group (pinned ones too), in the order of the groups.
+    ``model_sha256``: hash of the model that the ids belong to.
     """
 
     model_sha256: str

@@ -95,22 +95,16 @@ class Emulator:
         path: Path,
         switched: Collection[str],
         precisions: Sequence[Precision] = (Precision.FP16,),
-        cut: Cut | None = None,
+        cut: Cut | None = None,  # of these groups, where only what they change is to run
     ) -> Path:
-        """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder.
-
-        With their ``cut`` it has only what they change.
-        """
+        """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder."""
         groups = [(position, group.id) for position, group in enumerate(self.types.groups) if group.id in switched]
         switches = [(p, self.switches[p]) for p in precisions]
         modes = {k: [(p, by_group[name]) for p, by_group in switches if name in by_group] for k, name in groups}
         return self._write(modes, path, cut)
 
     def cut(self, switched: Collection[str]) -> Cut:
-        """What nodes that these groups (ids) change read of what they leave as it is; and the outputs that they change.
-
-        Graph inputs and what is computed from constants are not among the values.
-        """
+        """What nodes that these groups (ids) change read of what they leave as it is; and the outputs that they change."""
         types, model = self.types, self.types.model
         changed, read = set[str](), dict[str, None]()
         for node, group in zip(model.nodes, types.group_of, strict=True):
@@ -118,6 +112,7 @@ class Emulator:
             if (group >= 0 and types.groups[group].id in switched) or not changed.isdisjoint(sources):
                 changed.update(filter(None, node.outputs))
                 read.update(dict.fromkeys(sources))
+        # Graph inputs, and what is computed from constants, the part has itself.
         given = [v for v in read if v in model.producer and v not in changed and not types.facts.is_static(v)]
         return given, [output.name for output in model.outputs if output.name in changed]
 
