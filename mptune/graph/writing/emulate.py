@@ -104,7 +104,7 @@ class Emulator:
         return self._write(modes, path, cut)
 
     def cut(self, switched: Collection[str]) -> Cut:
-        """What the nodes that these groups change read of what they leave as it is; and the outputs that they change."""
+        """What nodes that these groups change read of what they leave as it is; and the outputs that they change."""
         types, model = self.types, self.types.model
         changed, read = set[str](), dict[str, None]()
         for node, group in zip(model.nodes, types.group_of, strict=True):
