@@ -231,10 +231,10 @@ class Emulation:
         """
         cuts = {stretch: self._emulator.cut(stretch) for stretch in self._stretches}
         values = {value for given, _ in cuts.values() for value in given}
-        count = max(map(len, self.samples.parts)) * sum(4 * math.prod(self.shapes.get(name, ())) for name in values)
+        sample_bytes = sum(4 * math.prod(self.shapes.get(name, ())) for name in values)
         is_known = all(self.computed.model.info(name).dtype != "undefined" for name in values)
-        fits = 0 < count <= _KEPT_BYTES and all(outputs for _, outputs in cuts.values())
-        return cuts if fits and is_known else {}
+        fits = 0 < sample_bytes * max(map(len, self.samples.parts)) <= _KEPT_BYTES
+        return cuts if fits and is_known and all(outputs for _, outputs in cuts.values()) else {}
 
     @cached_property
     def _emulator(self) -> Emulator:

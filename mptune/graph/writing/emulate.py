@@ -112,7 +112,7 @@ class Emulator:
             if (group >= 0 and types.groups[group].id in switched) or not changed.isdisjoint(sources):
                 changed.update(filter(None, node.outputs))
                 read.update(dict.fromkeys(sources))
-        # Graph inputs, and what is computed from constants, the part has itself.
+        # The part reads graph inputs itself, and computes itself what depends on constants alone.
         given = [v for v in read if v in model.producer and v not in changed and not types.facts.is_static(v)]
         return given, [output.name for output in model.outputs if output.name in changed]
 
