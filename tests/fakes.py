@@ -139,6 +139,7 @@ class FakeToolchain:
     emulation_holds: bool = True
     emulated_samples: EmulatedSamples = AT_ONCE
     profiling: Profiling = "none"  # a profile gives each group twice its gain in FP32, and its gain in FP16
+    most_ahead: int = 1
     kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)  # one after another; the last stays
     fused: tuple[FusedNodes, ...] = ()
     context: RunContext | None = None  # where reference outputs are written; None writes none
@@ -153,6 +154,7 @@ class FakeToolchain:
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)  # evaluations: plan, samples, restarts
     reopened: list[str] = field(default_factory=list)
     ahead: list[str] = field(default_factory=list)
+    together: list[list[str]] = field(default_factory=list)  # plans that are opened at once
     emulated: list[str] = field(default_factory=list)
     profiled: list[str] = field(default_factory=list)
 
@@ -220,8 +222,11 @@ class FakeToolchain:
         """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
         self.opened += 1
 
-    def start_ahead(self, *, tf32: bool = False) -> None:
-        self.ahead.append("tf32" if tf32 else "main")
+    def start_ahead(self, which: str = "next") -> None:
+        self.ahead.append(which)
+
+    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+        self.together.append([plan.fingerprint for plan in plans[: self.most_ahead]])
 
     def restart(self) -> None:
         self.restarts += 1

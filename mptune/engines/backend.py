@@ -85,6 +85,9 @@ class Builder(ABC):
     fuses = True
     """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
     emulation_holds = True  # whether engines round every value that a plan puts in FP16
+    opens_beside = False
+    """Whether engines may be opened in several processes at once: opening one times nothing on the device, and takes
+    long in one thread of a process."""
 
     @abstractmethod
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:

@@ -161,6 +161,10 @@ class WorkerState:
         """
         return self.cached(TRANSIENT, object(), make)
 
+    def take(self, slot: str, key: Hashable) -> Any:
+        """What a slot holds under this key, the caller's to close from here on; None where it holds nothing so."""
+        return self._cache.pop(slot)[1] if self._cache.get(slot, (None,))[0] == key else None
+
     def drop(self, slot: str) -> None:
         """Close and forget what a slot holds."""
         _, value = self._cache.pop(slot, (None, None))

@@ -160,6 +160,7 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
         listener.stage(f"re-measuring {len(todo)} plan{'s' if len(todo) > 1 else ''}")
         if todo[-1][0] + 1 < rounds:
             bench.toolchain.start_ahead()  # of the next round
+        opened = 0
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
             if (limit := bench.limits.reached()) is not None:
@@ -169,6 +170,10 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
             if fingerprint in in_process:
                 bench.toolchain.restart()
                 in_process.clear()
+            if not in_process or index >= opened:
+                opened = index + bench.toolchain.most_ahead
+                following = dict.fromkeys(each.plan for _, each in todo[index:opened])
+                bench.toolchain.open_ahead(list(following), "held_out")
             in_process.add(fingerprint)
             result = bench.evaluate(point.plan, "held_out", partial(_doubt, point))
             if isinstance(result, Failure):

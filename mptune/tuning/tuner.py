@@ -35,6 +35,10 @@ REOPENED = 2
 """Sessions of all-FP32, and of all-FP16, that are opened anew to learn how far sessions of one plan differ. With their
 evaluations they give 4 degrees of freedom (intervals 1.4 times as wide as for many); re-measuring adds 10 or so."""
 
+SEVERAL = 4
+"""Plans that the sampler proposes at once, at most, where engines are opened side by side; one more than it has learnt
+from before that."""
+
 _WAIT_S = 0.3
 
 
@@ -65,44 +69,68 @@ class Tuner:
         Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
         of the machine and duplicates cost nothing.
         """
-        record, limits = self._record, self._bench.limits
+        record, limits, tools = self._record, self._bench.limits, self._bench.toolchain
+        waiting: list[Proposal] = []  # for their evaluation; they are opened already
         if (baseline := record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
+        tools.start_ahead("beside")
         # Failures of earlier sessions do not count: their cause may have been removed.
         earlier_failures = len(record.failures())
-        while (stop := finished(record, self._settings) or limits.reached()) is None:
-            has_failed = len(record.failures()) - earlier_failures >= HOPELESS
-            if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
-                return Stop.HOPELESS
-            if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
-                self._bench.toolchain.start_ahead()
-                if record.tf32() is None:
-                    self._bench.toolchain.start_ahead(tf32=True)
-            proposal = self._propose()
-            if proposal is None:
-                # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
-                # that gave way to each other do not do so again.
-                self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
-            elif (limit := limits.reached()) is not None:  # emulations took their time
-                record.release(proposal)
-                return limit
-            else:
-                try:
-                    outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
-                except BaseException:  # whatever interrupts it, most of all Ctrl-C: the plan goes back into the queue
-                    with suppress(RunError):  # If even that fails, healing does it next time.
-                        record.release(proposal)
-                    raise
-                if isinstance(outcome, Failure):
-                    self._tell_failure(proposal, outcome)
+        try:
+            while (stop := finished(record, self._settings) or limits.reached()) is None:
+                has_failed = len(record.failures()) - earlier_failures >= HOPELESS
+                if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
+                    return Stop.HOPELESS
+                if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
+                    tools.start_ahead()
+                    if record.tf32() is None:
+                        tools.start_ahead("tf32")
+                waiting = waiting or self._propose_several()
+                proposal = waiting.pop(0) if waiting else None
+                if proposal is None:
+                    # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two
+                    # workers that gave way to each other do not do so again.
+                    self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
+                elif (limit := limits.reached()) is not None:  # emulations took their time
+                    record.release(proposal)
+                    return limit
                 else:
-                    self._tell(proposal, outcome)
-                announce(self._listener, record, self._settings)
-            record.heal()
+                    try:
+                        outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
+                    except BaseException:  # whatever interrupts it, most of all Ctrl-C
+                        waiting.insert(0, proposal)
+                        raise
+                    if isinstance(outcome, Failure):
+                        self._tell_failure(proposal, outcome)
+                    else:
+                        self._tell(proposal, outcome)
+                    announce(self._listener, record, self._settings)
+                record.heal()
+        finally:  # Plans whose turn did not come go back into the queue.
+            for proposal in waiting:
+                with suppress(RunError):  # If even that fails, healing does it next time.
+                    record.release(proposal)
         if stop not in (Stop.TIMEOUT, Stop.DISK):
             evaluate_tf32(self._bench)
         return stop
+
+    def _propose_several(self) -> list[Proposal]:
+        """Plans that are opened at once; none where none is left, or others have the rest in work.
+
+        Those behind the first are proposed as if the ones before came out as predicted.
+        """
+        several, most = list[Proposal](), self._bench.toolchain.most_ahead
+        learnt_from = sum(evaluation.origin == ORIGIN_SAMPLER for evaluation in self._record.evaluations())
+        while len(several) < most and (proposal := self._propose()) is not None:
+            several.append(proposal)
+            if proposal.origin == ORIGIN_SAMPLER:
+                most = min(most, SEVERAL, 1 + learnt_from)
+            # All-FP32 comes alone, and the sampler learns from the seeds.
+            elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
+                break
+        self._bench.toolchain.open_ahead([proposal.plan for proposal in several])
+        return several
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""

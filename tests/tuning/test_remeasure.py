@@ -80,7 +80,7 @@ def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, s
     front = confirm(searched, toolchain)
     chosen = front.chosen.plan.fingerprint
     assert toolchain.calls == [(p, "held_out", 1) for p in points] + [(chosen, "held_out", n) for n in (2, 3)]
-    assert toolchain.ahead == ["main"] * 2, "while the first round and the second are measured"
+    assert toolchain.ahead == ["next"] * 2, "while the first round and the second are measured"
     assert all(p.remeasured for p in front.points)
 
 

@@ -33,6 +33,31 @@ def test_a_budget_counts_seeds_and_no_plan_comes_twice(open_record: OpenRecord, 
     assert [e.origin for e in record.evaluations()[:2]] == [ORIGIN_FP32, ORIGIN_FP16]
 
 
+@pytest.mark.usefixtures("spends_budget")
+def test_plans_are_proposed_together_where_they_are_opened_together(open_record: OpenRecord) -> None:
+    record, toolchain, _, stop = tune(open_record(), budget=20, most_ahead=6)
+    assert (stop, record.spent) == (Stop.BUDGET, 20)
+    assert [name for names in toolchain.together for name in names] == toolchain.built
+    assert len(set(toolchain.built)) == 20
+    seeds = len(record.space.seeds)
+    sizes = [len(names) for names in toolchain.together]
+    assert sizes[:2] == [1, seeds - 1], "all-FP32 alone, then the other seeds"
+    assert sizes[2:5] == [1, 2, 4], "few at first, as the sampler learns from each"
+    assert max(sizes[2:]) == 4
+
+
+def test_plans_whose_turn_did_not_come_go_back_into_the_queue(open_record: OpenRecord) -> None:
+    record = open_record()
+    toolchain = make_toolchain(record.space, most_ahead=6, interrupt_after=10)
+    with pytest.raises(KeyboardInterrupt):
+        tune(record, toolchain, budget=20)
+    assert (record.spent, record.running()) == (10, [])
+    left = [name for name in toolchain.together[-1] if name not in toolchain.built]
+    assert len(left) == len(record.waiting()) > 1
+    again = tune(record, budget=20).toolchain
+    assert (record.spent, len(again.built), again.built[: len(left)]) == (20, 10, left)
+
+
 def tune_judging(record: StudyRecord, toolchain: FakeToolchain) -> Diary:
     """Search 12 plans, and hold measured errors against those of emulation, which are the law's."""
     known = SimpleNamespace(

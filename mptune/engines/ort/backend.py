@@ -84,6 +84,7 @@ class OrtBuilder(ModelBuilder):
         self.fuses = self.provider != "cuda"  # The CUDA provider runs a kernel for each node.
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
         self.emulation_holds = self.provider != "cpu"
+        self.opens_beside = self.provider == "cuda"
         self._grouped = self.context.grouped
         self._fused: tuple[FusedNodes, ...] | Failure | None = None
 

@@ -37,6 +37,9 @@ _KEPT_BYTES, _SESSION_BYTES = 3 << 27, 1 << 25
 a transformer of 85 MB took 1.3 GB, which the FP32 model runs in 0.2 GB of; three take half, and no more time."""
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
+LEAST_EMULATED, _GPU_QUICK_S, _GPU_S_PER_NODE = 4, 5.0, 1e-5
+"""On a GPU fewer samples are taken where all one-group errors take longer, at least so many. A switched emulation takes
+6 to 11 us a node on an H200."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
 """Of one core: an estimate from the model alone, so that a search does the same on every machine, under any load, and
 when it is resumed."""
@@ -202,10 +205,13 @@ class Emulation:
         rows = rows_per_sample(self.computed.model, self.context.settings.data_settings.batch, self.shapes)
         few = min(math.ceil(EMULATED_ROWS / rows) if rollout is None else 2, count)
         grouped = self.context.grouped
+        if self.provider != "cpu":
+            each_s = len(grouped.groups) * len(grouped.model.nodes) * steps * _GPU_S_PER_NODE
+            return EmulatedSamples((range(min(few, max(LEAST_EMULATED, int(_GPU_QUICK_S / each_s)))),), None)
         flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
         group_s = flops / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
         is_quick = len(grouped.groups) * few * steps * group_s <= QUICK_S
-        if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
+        if is_quick:
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 

@@ -1,19 +1,25 @@
 """Measuring plans: the jobs that open candidates and time them in turn with the FP32 baseline, which stays open.
 
-And ``Timings``, in the parent: what was timed on this device before decides what the next timing has to show.
+Opening one takes long where a network has convolutions: cuDNN compiles kernels, 2 to 4 s for the depthwise ones of a
+ConvNeXt in FP16, by one thread of a process. So candidates may be opened ahead, each in a process of its own, while
+nothing is timed. And ``Timings``, in the parent: what was timed on this device before decides what the next timing has
+to show.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import outputs_of
 from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
@@ -27,7 +33,7 @@ from mptune.engines.spread import Enough, SessionTiming, Standings
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
-from mptune.processes.child import WorkerState
+from mptune.processes.child import TRANSIENT, WorkerState
 from mptune.settings import LatencySettings
 from mptune.targets import detect, target
 
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 
 DRIFT_WARNING = 0.1
 """A baseline whose latency has changed by more than this share since its first timing is a warning."""
+_AHEAD = "opened ahead"  # what a worker holds of a candidate whose timing comes later
 STATE_AGE_S = 10.0
 """The state of the GPUs is read once in this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
 
@@ -47,7 +54,7 @@ def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
         gpus = read_gpus()
         first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
         states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
-        return (*states, *process_warnings())
+        return (*states, *process_warnings(os.getppid()))  # not of what is opened ahead beside this process
 
     return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
 
@@ -59,6 +66,18 @@ class Baseline:
     session: EngineSession
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     """Of this session, unique: what was timed beside it shares what is particular to it."""
+
+    def close(self) -> None:
+        self.session.close()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate that is open."""
+
+    session: EngineSession
+    build_s: float  # that opening it took
+    score: Callable[[], OutputError]  # the error of its outputs
 
     def close(self) -> None:
         self.session.close()
@@ -91,23 +110,20 @@ class MeasureJob:
     ignored: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> MeasureResult:
-        key = (*file_identity(self.baseline.path), self.baseline)
-        baseline = state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
-        started = time.perf_counter()
-        candidate = state.transient(self.engine.open)
-        build_s = time.perf_counter() - started
-        state.enter(Stage.RUN)
-        # What is timed gives the outputs, too: the captured graph, where there is one.
-        run = partial(candidate.replay, is_once=True) if isinstance(candidate, OrtSession) else candidate.run
-        outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
+        baseline = self._baseline(state)
+        candidate: Candidate | None = state.take(_AHEAD, self._key)
+        if candidate is None:
+            candidate = self._open(state)
+        else:
+            state.transient(lambda: candidate)
         state.enter(Stage.TIME)
         feed = cached_samples(state, self.timing_samples)[0]
-        watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
+        watches = [session.stopwatch(feed) for session in (baseline.session, candidate.session)]
         repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
         state.enter(Stage.COMPARE)
         began_ms = monotonic_ms()
         with ThreadPoolExecutor(1) as pool:  # The device would be idle: it is warmed up meanwhile.
-            comparing = pool.submit(self.scoring.error, state, outputs)
+            comparing = pool.submit(candidate.score)
             warm_up(watches, comparing.done)
         error, warmed_ms = comparing.result(), monotonic_ms() - began_ms
         counted, metric = error.without(self.ignored), self.scoring.metric
@@ -120,25 +136,64 @@ class MeasureJob:
         )
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else detect.read_throttling()  # of a Jetson, right after the timing
-        warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
+        warnings = [*candidate.session.warnings, *baseline.session.warnings]
+        warnings += gpu_warnings(state) if self.on_gpu else ()
         if now is not None and before is not None:
             first: detect.Throttling = state.cached("first jetson state", "", lambda: now)
             warnings += detect.throttling_warnings(now, before, first)
         mode = detect.read_power_mode() if self.on_gpu else None
-        context_bytes = candidate.context_bytes
+        context_bytes = candidate.session.context_bytes
         measurement = Measurement(
             replace(latency, session=timing),
             of_baseline,
             1.0,
             error,
             "measured",
-            build_s,
+            candidate.build_s,
             warnings=tuple(dict.fromkeys(warnings)),
             memory=None if context_bytes is None else target.EngineMemory(None, context_bytes, None, "measured"),
             # The multiprocessors are those that CUDA reports, where it does.
             power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
         )
         return MeasureResult(measurement, repetitions, enough.error)
+
+    def open_ahead(self, state: WorkerState) -> None:
+        """Open baseline and candidate, and take the error: ``run`` finds them here, and has the timing left to do."""
+        self._baseline(state)
+        candidate = self._open(state)
+        state.enter(Stage.COMPARE)
+        error = candidate.score()
+        state.take(TRANSIENT, self._key)
+        state.cached(_AHEAD, self._key, lambda: replace(candidate, score=lambda: error))
+
+    @property
+    def _key(self) -> tuple[Engine, Scoring]:
+        return self.engine, self.scoring
+
+    def _baseline(self, state: WorkerState) -> Baseline:
+        key = (*file_identity(self.baseline.path), self.baseline)
+        return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
+
+    def _open(self, state: WorkerState) -> Candidate:
+        """Open the candidate, for this job alone, and compute its outputs."""
+        started = time.perf_counter()
+        session = state.cached(TRANSIENT, self._key, self.engine.open)
+        build_s = time.perf_counter() - started
+        state.enter(Stage.RUN)
+        # What is timed gives the outputs, too: the captured graph, where there is one.
+        run = partial(session.replay, is_once=True) if isinstance(session, OrtSession) else session.run
+        outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
+        return Candidate(session, build_s, partial(self.scoring.error, state, outputs))
+
+
+@dataclass(frozen=True)
+class OpenAheadJob:
+    """Do what a measurement can do while nothing is timed."""
+
+    measuring: MeasureJob
+
+    def run(self, state: WorkerState) -> None:
+        self.measuring.open_ahead(state)
 
 
 @dataclass(frozen=True)

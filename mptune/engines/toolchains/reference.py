@@ -32,6 +32,8 @@ _OBSERVED_BYTES: dict[Provider, int] = {"cpu": 1 << 33, "cuda": 1 << 34}
 1.6 GB a sample."""
 LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
+MOST_BESIDE = 7
+"""Processes beside the first, at most. On an H200 with 16 cores eight took 6.0 s to open a ConvNeXt each, one 4.3."""
 _CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
 
 
@@ -43,25 +45,32 @@ def has_room_beside(provider: Provider) -> bool:
 class Workers:
     """The worker processes of a run: one that builds, measures and emulates, and one that observes ranges beside it.
 
-    And one like the first whose environment allows TF32. A process starts at the first job, so that one that is not
-    used costs nothing.
+    And one like the first whose environment allows TF32, and some in which plans are opened ahead. A process starts at
+    the first job, so that one that is not used costs nothing.
     """
 
     def __init__(self, settings: SearchSettings) -> None:
         environment = {} if settings.tf32 else NO_TF32
         self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
         self.tf32 = Worker(None, settings.worker)
+        count = min(MOST_BESIDE, usable_cores() // 2)
+        self.beside = tuple(Worker(None, settings.worker, environment) for _ in range(count))
 
     def serve(self, context: RunContext) -> None:
         """Log to the run's folder, and answer what jobs ask of a metric that is a function of the calling program."""
-        self.main.logs_dir = self.observer.logs_dir = self.tf32.logs_dir = context.logs_dir
+        for worker in self._every:
+            worker.logs_dir = context.logs_dir
         function = context.settings.metric_function
         if function is not None:
             self.main.on_question = self.tf32.on_question = partial(number_of, context.settings.metric, function)
 
     def close(self) -> None:
-        for worker in (self.observer, self.tf32, self.main):
+        for worker in self._every:
             worker.close()
+
+    @property
+    def _every(self) -> tuple[Worker, ...]:
+        return (self.observer, self.tf32, *self.beside, self.main)
 
 
 @dataclass(eq=False)

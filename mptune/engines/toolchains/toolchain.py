@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines import base
-from mptune.engines.base import Failure, Measurement, SampleSet
+from mptune.engines.base import Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.latency import LatencySource
@@ -20,6 +23,8 @@ from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import SECONDS
+from mptune.processes.parent import Worker
 
 if TYPE_CHECKING:
     from mptune.engines.backend import Backend, Built
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
+
+_PROCESS_BYTES = 1e9
+"""Of the device's memory, that a process with cuDNN and cuBLAS takes beside its models, about."""
 
 
 class Toolchain(AbstractContextManager["Toolchain"]):
@@ -78,6 +86,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
+        self._ahead: dict[str, list[Worker]] = {}  # fingerprint -> where that plan is open, and waits for its timing
+        self._has_room = has_room_beside(provider)
         # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
 
@@ -143,7 +153,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
                 result = self.prediction.measurement(plan, which, self.limit)
             else:
                 job = self._timings.job(built, plan, which, self.limit)
-                timed = job if isinstance(job, Failure) else self.worker.call(job)
+                worker = (self._ahead.get(plan.fingerprint) or [self.worker]).pop()
+                timed = job if isinstance(job, Failure) else worker.call(job)
                 if isinstance(timed, Failure):
                     result = timed
                 else:
@@ -212,6 +223,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
         timings: list[SessionTiming] = []
+        self.open_ahead([plan] * count)
         for _ in range(count if self._timings is not None else 0):
             again = self.evaluate(plan)
             if isinstance(again, Failure):
@@ -219,22 +231,77 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             timings += filter(None, [again.latency.session])
         return tuple(timings)
 
+    @cached_property
+    def most_ahead(self) -> int:
+        """How many plans ``open_ahead`` opens at most; 1 where plans are opened one by one, as they are timed."""
+        opens_beside = self.builder is not None and self.builder.opens_beside and self._timings is not None
+        # A metric of the calling program answers one job at a time.
+        if not opens_beside or not self._has_room or self.context.settings.metric_function is not None:
+            return 1
+        memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
+        # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
+        each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
+        room = 0.5e9 * (self.target.memory_gb or 0.0) / each
+        return max(1, min(1 + len(self._workers.beside), int(room)))
+
+    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+        """Open plans at once, as many as there is room for: ``evaluate`` takes no longer then than to time them.
+
+        Each is opened in a process of its own, beside a baseline of its own. One that fails there is opened anew.
+        """
+        if self.builder is None or self._timings is None or min(self.most_ahead, len(plans)) < 2:
+            return
+        busy = [worker for workers in self._ahead.values() for worker in workers]
+        free = [worker for worker in (*self._workers.beside, self.worker) if worker not in busy]
+        jobs: list[tuple[PrecisionPlan, Worker, measuring.OpenAheadJob]] = []
+        for plan, worker in zip(plans, free[: self.most_ahead - len(busy)], strict=False):
+            built = self.builder.build(plan)
+            job = built if isinstance(built, Failure) else self._timings.job(built, plan, which, self.limit)
+            if not isinstance(job, Failure):
+                jobs.append((plan, worker, measuring.OpenAheadJob(job)))
+        if len(jobs) < 2:
+            return
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            try:
+                answers = list(pool.map(lambda each: each[1].call(each[2]), jobs))
+            except BaseException:  # Ctrl-C, or an error of the user's script: nobody waits for the others
+                for _, worker, _ in jobs:
+                    worker.close()
+                raise
+        SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
+        for (plan, worker, _), answer in zip(jobs, answers, strict=True):
+            if answer is None:
+                self._ahead.setdefault(plan.fingerprint, []).append(worker)
+            elif answer.is_machine_fault or answer.is_inconclusive:  # the memory, perhaps: from now on one by one
+                self.most_ahead = 1
+        if self.most_ahead == 1:
+            self._restart(*self._workers.beside)
+
+    def _restart(self, *workers: Worker) -> None:
+        self._ahead.clear()
+        with ThreadPoolExecutor(len(workers)) as pool:  # a process takes a while to end
+            list(pool.map(Worker.restart, workers))
+
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
 
-    def start_ahead(self, *, tf32: bool = False) -> None:
-        """Start the worker process of after the next ``restart``, or of TF32, where it does not disturb what is timed.
+    def start_ahead(self, which: Literal["next", "beside", "tf32"] = "next") -> None:
+        """Start processes where that does not disturb what is timed: those of after the next ``restart``.
 
-        It loads its libraries meanwhile, and touches no device.
+        Or those that open plans ahead, or that of TF32. They load their libraries meanwhile, and touch no device.
         """
-        if has_room_beside(self.provider) and (not tf32 or self.target.tf32_tflops is not None):
-            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{measuring.__name__}:load_libraries")
+        if self._has_room and (which != "tf32" or self.target.tf32_tflops is not None):
+            beside = self._workers.beside[: self.most_ahead - 1]
+            starting = {"next": (self.worker, *beside), "beside": beside, "tf32": (self._workers.tf32,)}[which]
+            for worker in starting:
+                worker.start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""
         self.reference_model.stop_observing()
-        self.worker.restart()
+        self._restart(self.worker, *self._workers.beside)
 
     def close(self) -> None:
         """End the workers, and delete what is not kept. Idempotent."""

@@ -25,7 +25,7 @@ from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob
 from mptune.engines.tensorrt.library import LibraryReport, is_installed
-from mptune.engines.toolchains import choose
+from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.engines.toolchains import measuring as measure
 from mptune.engines.toolchains.choose import choose_target, find_backends, list_toolchains, open_toolchain
 from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob
@@ -41,6 +41,7 @@ from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
+from tests.engines import faults
 from tests.engines.engine_support import QUICK, failed, install, make_context, measured, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
@@ -277,7 +278,7 @@ def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Pa
 def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
     monkeypatch.setattr(measure, "read_gpus", readings.pop)
-    monkeypatch.setattr(measure, "process_warnings", tuple)
+    monkeypatch.setattr(measure, "process_warnings", lambda pid: ())
     state, warnings = WorkerState(), []
     for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
         monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
@@ -433,3 +434,49 @@ def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch)
     assert why.startswith(f"{ORIN.name} was found, but cannot be measured (")
     assert OLD_DRIVER in why
     assert OLD_DRIVER in {status.name: status for status in list_toolchains()}["tensorrt"].reason
+
+
+@pytest.fixture
+def opens_beside(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toolchain]:
+    """Measured on the CPU, with two processes beside the first, as on a GPU."""
+    monkeypatch.setattr(reference, "usable_cores", lambda: 4)
+    monkeypatch.setattr(toolchain, "has_room_beside", lambda provider: True)
+    target = load_target("cpu").model_copy(update={"memory_gb": 100.0})
+    with Toolchain(ONNXRUNTIME, target, mlp_context) as tools:
+        assert tools.builder is not None
+        tools.builder.opens_beside = True
+        assert not isinstance(tools.reference("search"), Failure)
+        yield tools
+
+
+def test_plans_that_are_opened_ahead_are_measured_as_others_are(
+    opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan
+) -> None:
+    tools = opens_beside
+    assert tools.most_ahead == 3
+    alone = measured(tools.evaluate(fp16))
+    tools.open_ahead([fp32, fp16, fp16])
+    ahead = [measured(tools.evaluate(plan)) for plan in (fp32, fp16, fp16)]
+    assert [each.error for each in ahead[1:]] == [alone.error] * 2
+    sessions = [each.latency.session.baseline for each in (alone, *ahead)]
+    assert len(set(sessions)) == 3, "each in a process of its own; one of them is the first"
+    assert sessions[0] in sessions[1:]
+    reopened = tools.reopen(fp16, 2)
+    assert not isinstance(reopened, Failure)
+    assert len({session.baseline for session in reopened}) == 2
+
+    tools.open_ahead([fp32, fp16])
+    tools.restart()
+    assert measured(tools.evaluate(fp16)).latency.session.baseline not in sessions, "a restart ends them all"
+
+
+def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
+    opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = opens_beside
+    monkeypatch.setattr(measure, "OpenAheadJob", lambda job: faults.abort())
+    tools.open_ahead([fp32, fp16])
+    assert tools.most_ahead == 1
+    tools.open_ahead([fp32, fp16])
+    names = {measured(tools.evaluate(plan)).latency.session.baseline for plan in (fp32, fp16)}
+    assert len(names) == 1
