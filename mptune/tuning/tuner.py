@@ -111,6 +111,7 @@ class Tuner:
             for proposal in waiting:
                 with suppress(RunError):  # If even that fails, healing does it next time.
                     record.release(proposal)
+        tools.start_ahead()
         if stop not in (Stop.TIMEOUT, Stop.DISK):
             evaluate_tf32(self._bench)
         return stop

@@ -86,9 +86,9 @@ class Emulation:
         plans: Sequence[PrecisionPlan],
         which: SampleSet = "search",
         part: range | None = None,
-        most: float = math.inf,
+        limit: float = math.inf,
     ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples, or on a part of ``samples``; ``most``: as in ``ErrorsJob``."""
+        """The errors of plans on a set of samples, or on a part of ``samples``; ``limit``: as in ``ErrorsJob``."""
         # The stretch that holds all reduced groups of a plan, None where there is none -> the plans' indices.
         by_stretch: dict[tuple[str, ...] | None, list[int]] = {}
         for index, plan in enumerate(plans):
@@ -104,7 +104,7 @@ class Emulation:
             # back goes through every step of a session.
             apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in members))
             is_shared = not apart and self.unshared is None and self.context.settings.rollout is None
-            run = partial(self._switched, stretch) if is_shared else partial(self._one_by_one, most=most)
+            run = partial(self._switched, stretch) if is_shared else partial(self._one_by_one, limit=limit)
             answer = run(members, which, part)
             if is_shared and isinstance(answer, Failure) and not answer.is_machine_fault:
                 fault, answer = answer, self._one_by_one(members, which, part)
@@ -136,7 +136,7 @@ class Emulation:
         self._written.clear()
 
     def _one_by_one(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None, most: float = math.inf
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None, limit: float = math.inf
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths: list[Path | None] = []
@@ -146,9 +146,9 @@ class Emulation:
                 path = self.context.scratch(f"{self.name}-{plan.fingerprint}")
                 paths.append(emulator.write(plan, path) if plan.reduced_groups else None)
             # What is quick runs on all samples, and so do sequences, whose samples need each other.
-            most = math.inf if self.samples.per_plan is None or self.context.settings.rollout else most
+            limit = math.inf if self.samples.per_plan is None or self.context.settings.rollout else limit
             scoring = self._scoring(which, part, plans)
-            job = ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes, most)
+            job = ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes, limit)
             return self.worker.call(job)
         finally:
             for written in filter(None, paths):

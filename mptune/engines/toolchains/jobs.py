@@ -29,7 +29,9 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
-FEW = 2  # samples, which show of most plans that they cannot be chosen
+FEW = ((2, 1.8), (6, 1.3))
+"""Numbers of first samples, and how many times the limit an error on them is that is beyond it on all, where samples
+differ by .4 of it. They show of most plans that these cannot be chosen."""
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
@@ -178,31 +180,30 @@ class ErrorsJob:
     provider: Provider = "cpu"
     run_bytes: int | None = None
     """Memory that one run takes about on a CPU, bytes; None where runs go one by one."""
-    most: float = math.inf  # error on the first ``FEW`` samples past which a model runs on no others
+    limit: float = math.inf  # on the error; a model that is beyond it on the first ``FEW`` samples runs on no others
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
+        return tuple(self._error(state, model) for model in self.models)
+
+    def _error(self, state: WorkerState, model: Path | None) -> OutputError:
         scoring, samples = self.scoring, self.scoring.feeds(state)
-        few = FEW if self.most < math.inf else len(samples)
+        if model is None:
+            return scoring.error(state, scoring.wanted(state))
         # A step of a rollout waits for the last one.
         side_by_side = SideBySide.for_runs(len(samples) if scoring.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
-        errors = []
-        for model in self.models:
-            if model is None:
-                outputs = scoring.wanted(state)
-            else:
-                state.enter(Stage.BUILD)
-                session = state.transient(partial(open_session, model, options))
-                state.enter(Stage.RUN)
-                outputs = outputs_of(session.run, samples[:few], scoring.rollout, side_by_side.run)
-                if few < len(samples):
-                    first = replace(scoring, part=range(few)).error(state, outputs)
-                    if not first.value(scoring.metric) <= self.most:  # nor NaN
-                        errors.append(first)
-                        continue
-                    outputs = [*outputs, *outputs_of(session.run, samples[few:], None, side_by_side.run)]
-            errors.append(scoring.error(state, outputs))
-        return tuple(errors)
+        state.enter(Stage.BUILD)
+        session = state.transient(partial(open_session, model, options))
+        state.enter(Stage.RUN)
+        outputs: list[dict[str, np.ndarray]] = []
+        for count, factor in FEW if self.limit < math.inf else ():
+            if count < len(samples):
+                outputs += outputs_of(session.run, samples[len(outputs) : count], None, side_by_side.run)
+                error = replace(scoring, part=range(count)).error(state, outputs)
+                if not error.value(scoring.metric) <= factor * self.limit:  # nor NaN
+                    return error
+        outputs += outputs_of(session.run, samples[len(outputs) :], scoring.rollout, side_by_side.run)
+        return scoring.error(state, outputs)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from mptune.targets.costs import plan_memory
 from mptune.targets.roofline import LatencyTerms, roofline
 from mptune.targets.target import EngineMemory, Target
 
-CLEARLY = 1.8  # times the limit: an error on two samples that is beyond it on all, where samples differ by .4 of it
-
 
 class Prediction:
     """Predicts for plans of one model on a target, with the shapes that were observed."""
@@ -68,8 +66,8 @@ class Prediction:
         latency_ms = terms.base_ms - terms.tf32_gain_ms if plan is None else terms.predict(plan)
         most, settings = math.inf, self._context.settings
         if limit is not None and which == "search" and settings.metric in ADD_IN_SQUARES and not settings.ignore:
-            most = CLEARLY * limit if latency_ms <= (1.0 + MARGIN["predicted"]) * self._fastest_ms else 0.0
-        errors = self.emulation.tf32_errors() if plan is None else self.emulation.errors([plan], which, most=most)
+            most = limit if latency_ms <= (1.0 + MARGIN["predicted"]) * self._fastest_ms else 0.0
+        errors = self.emulation.tf32_errors() if plan is None else self.emulation.errors([plan], which, limit=most)
         if isinstance(errors, Failure):
             return errors
         if plan is not None and limit is not None and most < math.inf and errors[0].value(settings.metric) <= limit:

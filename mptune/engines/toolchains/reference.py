@@ -27,7 +27,7 @@ from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 
-_OBSERVED_BYTES: dict[Provider, int] = {"cpu": 1 << 33, "cuda": 1 << 34}
+_OBSERVED_BYTES = 1 << 33
 """Values that are read to observe ranges, bytes about: those of a GPU come to the host. A SegFormer at 512 x 512 has
 1.6 GB a sample."""
 LEAST_OBSERVED = 4
@@ -150,7 +150,7 @@ class ReferenceModel:
         parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
         ranges: dict[str, TensorRange] = {}
         count = sum(len(part.rows) for part in parts)
-        most = max(LEAST_OBSERVED, _OBSERVED_BYTES[self.provider] // max(1, sum(part.sample_bytes for part in parts)))
+        most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, one_run = context.scratch("observe"), run_bytes(context.model, samples, self.provider)
         model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
         try:

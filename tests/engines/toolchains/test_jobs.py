@@ -260,7 +260,7 @@ def test_ranges_are_the_same_beside_the_reference_and_in_parts(
 def test_few_samples_are_observed_where_their_values_take_much_memory(
     opened: Callable[[], Toolchain], mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(reference._OBSERVED_BYTES, "cpu", 1)
+    monkeypatch.setattr(reference, "_OBSERVED_BYTES", 1)
     monkeypatch.setattr(reference, "LEAST_OBSERVED", 3)
     ranges = opened().observe()
     assert not isinstance(ranges, Failure)
