@@ -226,7 +226,7 @@ class FakeToolchain:
         self.ahead.append(which)
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
-        self.together.append([plan.fingerprint for plan in plans[: self.most_ahead]])
+        self.together.append([plan.fingerprint for plan in plans])
 
     def restart(self) -> None:
         self.restarts += 1

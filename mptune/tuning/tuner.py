@@ -130,7 +130,9 @@ class Tuner:
             # All-FP32 comes alone, and the sampler learns from the seeds.
             elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
                 break
-        self._bench.toolchain.open_ahead([proposal.plan for proposal in several])
+        plans = [proposal.plan for proposal in several]
+        baselines = [proposal.plan for proposal in several if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16)]
+        self._bench.toolchain.open_ahead(plans + REOPENED * baselines)
         return several
 
     def _propose(self) -> Proposal | None:

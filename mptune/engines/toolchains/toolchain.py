@@ -223,7 +223,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
         timings: list[SessionTiming] = []
-        self.open_ahead([plan] * count)
+        self.open_ahead([plan] * (count - len(self._ahead.get(plan.fingerprint, ()))))
         for _ in range(count if self._timings is not None else 0):
             again = self.evaluate(plan)
             if isinstance(again, Failure):
@@ -273,7 +273,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         for (plan, worker, _), answer in zip(jobs, answers, strict=True):
             if answer is None:
                 self._ahead.setdefault(plan.fingerprint, []).append(worker)
-            elif answer.is_machine_fault or answer.is_inconclusive:  # the memory, perhaps: from now on one by one
+            else:  # for lack of memory, perhaps: from now on one by one
                 self.most_ahead = 1
         if self.most_ahead == 1:
             self._restart(*self._workers.beside)
