@@ -139,8 +139,8 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
     return tuple(warnings)
 
 
-def process_warnings(pid: int | None = None) -> tuple[str, ...]:
-    """A warning for compute processes on the visible GPUs other than this one or ``pid``, its parents and children."""
+def process_warnings() -> tuple[str, ...]:
+    """A warning for compute processes on the visible GPUs other than this one, its parents and its children."""
     import psutil  # type: ignore[import-untyped]
 
     query = ["--query-compute-apps=pid,process_name", "--format=csv,noheader"]
@@ -151,7 +151,7 @@ def process_warnings(pid: int | None = None) -> tuple[str, ...]:
     listed = {int(pid): Path(name.strip()).name for pid, _, name in rows if pid.strip().isdigit()}
     if not listed:
         return ()
-    me = psutil.Process(pid)
+    me = psutil.Process()
     related = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     # In a container nvidia-smi shows the host's process numbers: one that is unknown here may be our own.
     others = [f"{listed[pid]} ({pid})" for pid in listed if pid not in related and psutil.pid_exists(pid)]

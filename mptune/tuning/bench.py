@@ -303,12 +303,12 @@ class Bench:
 
         self.faults = 0
         if self.has_doubts and (why := doubt(result)):
-            toolchain.restart()
-            second = toolchain.evaluate(plan, which, profile=is_profiled)
+            second = toolchain.evaluate_elsewhere(plan, which, profile=is_profiled)
             if isinstance(second, Failure) or doubt(second):
                 self.has_doubts = False
             else:
-                listener.warning(f"{why} in a fresh process: only the second measurement counts")
+                toolchain.restart()
+                listener.warning(f"{why} in another process: only the second measurement counts")
                 return second
         return result
 

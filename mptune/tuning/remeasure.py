@@ -106,6 +106,7 @@ def to_measure(
     failed: Collection[str] = (),
     *,
     all_plans: bool = False,
+    together: bool = False,
 ) -> list[tuple[int, Evaluation]]:
     """What is measured next, round and plan; empty where all is done.
 
@@ -113,7 +114,7 @@ def to_measure(
     (``could_be_chosen``). Where these are more than ``settings.confirm_points``: the choice's, the baselines, both ends
     of the front and what has been measured already, then evenly spread ones of the rest. Then round by round, as far as
     ``rounds``, what may become the choice: a round is judged before the next one begins. ``all_plans``: every plan has
-    all rounds.
+    all rounds. ``together``: those after the first are one, as several processes open plans at once.
     """
     evaluations, measured = [e.ignoring(settings.ignore) for e in record.evaluations()], _rounds(record)
     points = rivals = _in_turn(e for e in evaluations if e.is_finite)
@@ -134,7 +135,7 @@ def to_measure(
             wanted |= {rest[int((number + 0.5) * len(rest) / count)].plan for number in range(count)}
             points = tuple(e for e in points if e.plan in wanted)
 
-    for count in range(1, rounds + 1):
+    for count in (1, rounds) if together else range(1, rounds + 1):
         of_round = [p for p in (points if count == 1 else rivals) if p.plan.fingerprint not in failed]
         interleaved = [(number, point) for number in range(count) for point in of_round]
         if todo := [(n, p) for n, p in interleaved if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]:
@@ -154,12 +155,14 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     again. A plan that fails is left for the next session.
     """
     record, listener, failed, in_process = bench.record, bench.listener, set[str](), set[str]()
+    tools, together = bench.toolchain, bench.toolchain.most_ahead > 1
     bench.faults, bench.has_doubts = 0, True
-    bench.toolchain.restart()
-    while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans):
-        listener.stage(f"re-measuring {len(todo)} plan{'s' if len(todo) > 1 else ''}")
+    tools.restart()
+    while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans, together=together):
+        count = len({point.plan.fingerprint for _, point in todo})
+        listener.stage(f"re-measuring {count} plan{'s' if count > 1 else ''}")
         if todo[-1][0] + 1 < rounds:
-            bench.toolchain.start_ahead()  # of the next round
+            tools.start_ahead()  # of the next round
         opened = 0
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
@@ -167,13 +170,13 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
                 listener.stage(f"stopped re-measuring: {limit.value}; the same command resumes it")
                 return
             fingerprint = point.plan.fingerprint
-            if fingerprint in in_process:
-                bench.toolchain.restart()
-                in_process.clear()
-            if not in_process or index >= opened:
-                opened = index + bench.toolchain.most_ahead
-                following = dict.fromkeys(each.plan for _, each in todo[index:opened])
-                bench.toolchain.open_ahead(list(following), "held_out")
+            if index >= opened:
+                plans = [each.plan for _, each in todo[index : index + tools.most_ahead]]
+                if not in_process.isdisjoint(plan.fingerprint for plan in plans):
+                    tools.restart()
+                    in_process.clear()
+                tools.open_ahead(plans, "held_out")  # each in a process of its own, a plan that comes twice, too
+                opened = index + min(len(plans), tools.most_ahead)
             in_process.add(fingerprint)
             result = bench.evaluate(point.plan, "held_out", partial(_doubt, point))
             if isinstance(result, Failure):

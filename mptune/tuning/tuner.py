@@ -75,6 +75,8 @@ class Tuner:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
         tools.start_ahead("beside")
+        if record.tf32() is None:
+            tools.start_ahead("tf32")
         # Failures of earlier sessions do not count: their cause may have been removed.
         earlier_failures = len(record.failures())
         try:
@@ -84,8 +86,6 @@ class Tuner:
                     return Stop.HOPELESS
                 if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
                     tools.start_ahead()
-                    if record.tf32() is None:
-                        tools.start_ahead("tf32")
                 waiting = waiting or self._propose_several()
                 proposal = waiting.pop(0) if waiting else None
                 if proposal is None:

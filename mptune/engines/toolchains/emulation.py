@@ -37,7 +37,7 @@ _KEPT_BYTES, _SESSION_BYTES = 3 << 27, 1 << 25
 a transformer of 85 MB took 1.3 GB, which the FP32 model runs in 0.2 GB of; three take half, and no more time."""
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
-LEAST_EMULATED, _GPU_QUICK_S, _GPU_S_PER_NODE = 4, 5.0, 1e-5
+LEAST_EMULATED, _GPU_QUICK_S, _GPU_S_PER_NODE = 2, 5.0, 1e-5
 """On a GPU fewer samples are taken where all one-group errors take longer, at least so many. A switched emulation takes
 6 to 11 us a node on an H200."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5

@@ -9,7 +9,6 @@ to show.
 from __future__ import annotations
 
 import math
-import os
 import time
 import uuid
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from mptune.data.samples import outputs_of
 from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.environment import process_warnings, read_gpus, state_warnings
+from mptune.engines.environment import GpuState, process_warnings, read_gpus, state_warnings
 from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn, warm_up
 from mptune.engines.ort.cuda_session import load_libraries as load_libraries
 from mptune.engines.ort.session import OrtSession
@@ -44,19 +43,24 @@ DRIFT_WARNING = 0.1
 """A baseline whose latency has changed by more than this share since its first timing is a warning."""
 _AHEAD = "opened ahead"  # what a worker holds of a candidate whose timing comes later
 STATE_AGE_S = 10.0
-"""The state of the GPUs is read once in this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
+"""The state of the GPUs is read once in this time: nvidia-smi, asked three times, takes longer than a timing."""
 
 
-def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
+class GpuWatch:
     """Warnings about throttling, clocks that fell since the first reading, and other processes."""
 
-    def read() -> tuple[str, ...]:
-        gpus = read_gpus()
-        first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
-        states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
-        return (*states, *process_warnings(os.getppid()))  # not of what is opened ahead beside this process
+    def __init__(self) -> None:
+        self._first: dict[int, GpuState] | None = None
+        self._read_s, self._warnings = -math.inf, tuple[str, ...]()
 
-    return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
+    def warnings(self) -> tuple[str, ...]:
+        """Those of now, or of ``STATE_AGE_S`` ago at most."""
+        if (now_s := time.monotonic()) - self._read_s >= STATE_AGE_S:
+            gpus = read_gpus()
+            first = self._first = self._first or {gpu.index: gpu for gpu in gpus}
+            states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
+            self._read_s, self._warnings = now_s, (*states, *process_warnings())
+        return self._warnings
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,6 @@ class MeasureJob:
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else detect.read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.session.warnings, *baseline.session.warnings]
-        warnings += gpu_warnings(state) if self.on_gpu else ()
         if now is not None and before is not None:
             first: detect.Throttling = state.cached("first jetson state", "", lambda: now)
             warnings += detect.throttling_warnings(now, before, first)
@@ -222,6 +225,7 @@ class Timings:
         self._context, self._builder, self._path, self._on_gpu = context, builder, path, on_gpu
         self._record: TimingRecord | None = None
         self.standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
+        self._gpus = GpuWatch() if on_gpu else None
 
     def job(
         self, built: Built, plan: PrecisionPlan, which: SampleSet, limit: float | None = None
@@ -245,7 +249,10 @@ class Timings:
         )
 
     def corrected(self, result: MeasureResult) -> Measurement:
-        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""
+        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions.
+
+        With warnings about the GPU's state right after it.
+        """
         baseline = result.measurement.baseline
         assert baseline is not None
         if self._record is None:
@@ -253,6 +260,8 @@ class Timings:
             write_json(self._path, self._record.to_json())
         drift = self._record.baseline_ms / baseline.median_ms
         measurement = result.measurement.with_drift(drift)
+        if self._gpus is not None:
+            measurement = replace(measurement, warnings=(*measurement.warnings, *self._gpus.warnings()))
         if abs(drift - 1.0) <= DRIFT_WARNING:
             return measurement
         text = (

@@ -87,6 +87,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
         self._ahead: dict[str, list[Worker]] = {}  # fingerprint -> where that plan is open, and waits for its timing
+        self._last = self.worker  # that has timed a plan
         self._has_room = has_room_beside(provider)
         # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
@@ -153,8 +154,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
                 result = self.prediction.measurement(plan, which, self.limit)
             else:
                 job = self._timings.job(built, plan, which, self.limit)
-                worker = (self._ahead.get(plan.fingerprint) or [self.worker]).pop()
-                timed = job if isinstance(job, Failure) else worker.call(job)
+                self._last = (self._ahead.get(plan.fingerprint) or [self.worker]).pop()
+                timed = job if isinstance(job, Failure) else self._last.call(job)
                 if isinstance(timed, Failure):
                     result = timed
                 else:
@@ -181,6 +182,17 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
             memory=memory,
         )
+
+    def evaluate_elsewhere(
+        self, plan: PrecisionPlan, which: SampleSet, *, profile: bool = False
+    ) -> Measurement | Failure:
+        """Evaluate a plan in another process than the last evaluation's: a process may go wrong."""
+        others = [worker for worker in self._workers.beside[: self.most_ahead - 1] if worker is not self._last]
+        if others:
+            self._ahead.setdefault(plan.fingerprint, []).append(others[0])
+        else:
+            self.restart()
+        return self.evaluate(plan, which, profile=profile)
 
     def _profiled(self, measurement: Measurement, plan: PrecisionPlan, built: Built) -> Measurement:
         """A measurement with the times of its layer groups, whose layers are written beside the engine."""
@@ -252,7 +264,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self.builder is None or self._timings is None or min(self.most_ahead, len(plans)) < 2:
             return
         busy = [worker for workers in self._ahead.values() for worker in workers]
-        free = [worker for worker in (*self._workers.beside, self.worker) if worker not in busy]
+        free = [worker for worker in (self.worker, *self._workers.beside) if worker not in busy]
         jobs: list[tuple[PrecisionPlan, Worker, measuring.OpenAheadJob]] = []
         for plan, worker in zip(plans, free[: self.most_ahead - len(busy)], strict=False):
             built = self.builder.build(plan)
@@ -292,7 +304,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
         Or those that open plans ahead, or that of TF32. They load their libraries meanwhile, and touch no device.
         """
-        if self._has_room and (which != "tf32" or self.target.tf32_tflops is not None):
+        has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
+        if self._has_room and (which != "tf32" or has_tf32):
             beside = self._workers.beside[: self.most_ahead - 1]
             starting = {"next": (self.worker, *beside), "beside": beside, "tf32": (self._workers.tf32,)}[which]
             for worker in starting:

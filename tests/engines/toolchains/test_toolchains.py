@@ -278,11 +278,11 @@ def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Pa
 def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
     monkeypatch.setattr(measure, "read_gpus", readings.pop)
-    monkeypatch.setattr(measure, "process_warnings", lambda pid: ())
-    state, warnings = WorkerState(), []
+    monkeypatch.setattr(measure, "process_warnings", tuple)
+    watch, warnings = measure.GpuWatch(), []
     for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
         monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
-        warnings.append(measure.gpu_warnings(state))
+        warnings.append(watch.warnings())
     assert warnings[:2] == [(), ()]
     text, _, cure = warnings[2][0].rpartition(": ")
     assert "fell from 1900 to 900 MHz" in text
