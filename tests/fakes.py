@@ -231,11 +231,8 @@ class FakeToolchain:
     def restart(self) -> None:
         self.restarts += 1
 
-    def evaluate_elsewhere(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
+    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
         self.restart()
-        return self.evaluate(plan, which, profile=profile)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

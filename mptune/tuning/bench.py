@@ -303,7 +303,8 @@ class Bench:
 
         self.faults = 0
         if self.has_doubts and (why := doubt(result)):
-            second = toolchain.evaluate_elsewhere(plan, which, profile=is_profiled)
+            toolchain.turn_elsewhere(plan)
+            second = toolchain.evaluate(plan, which, profile=is_profiled)
             if isinstance(second, Failure) or doubt(second):
                 self.has_doubts = False
             else:

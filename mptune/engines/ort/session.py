@@ -322,7 +322,7 @@ class SideBySide:
     def for_runs(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
         """As many as there are cores for (each has ``threads`` at least), and memory; one where that is not known."""
         available, cores = available_bytes(), usable_cores()
-        if run_bytes is None or available is None:
+        if run_bytes is None:
             return cls()
         count = min(cores // threads, runs, min(int(_MEMORY_SHARE * available), _MOST_BYTES) // max(run_bytes, 1))
         return cls() if count <= 1 else cls(count, max(1, cores // count))
@@ -340,16 +340,15 @@ class SideBySide:
                 raise
 
 
-def available_bytes() -> int | None:
-    """Memory that this process may take beside what it has; None where the system does not say."""
-    limits = []
-    with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+def available_bytes() -> int:
+    """Memory that this process may take beside what it has."""
+    import psutil  # type: ignore[import-untyped]
+
+    available = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # "max" is no number
         limit, used = (int((_CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-        limits.append(max(limit - used, 0))
-    return min(limits, default=None)
+        available = min(available, max(limit - used, 0))
+    return available
 
 
 # The first that a message matches is its kind. CUDA's numbers are those of driver_types.h.

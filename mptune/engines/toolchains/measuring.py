@@ -249,10 +249,7 @@ class Timings:
         )
 
     def corrected(self, result: MeasureResult) -> Measurement:
-        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions.
-
-        With warnings about the GPU's state right after it.
-        """
+        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""
         baseline = result.measurement.baseline
         assert baseline is not None
         if self._record is None:

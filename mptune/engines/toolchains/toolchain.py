@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines import base
-from mptune.engines.base import Failure, Measurement, SampleSet, Stage
+from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.latency import LatencySource
@@ -20,11 +17,10 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
+from mptune.engines.toolchains.ahead import Ahead
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.child import SECONDS
-from mptune.processes.parent import Worker
 
 if TYPE_CHECKING:
     from mptune.engines.backend import Backend, Built
@@ -86,8 +82,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
-        self._ahead: dict[str, list[Worker]] = {}  # fingerprint -> where that plan is open, and waits for its timing
-        self._last = self.worker  # that has timed a plan
+        self._ahead = Ahead(self._workers)
         self._has_room = has_room_beside(provider)
         # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
@@ -154,8 +149,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
                 result = self.prediction.measurement(plan, which, self.limit)
             else:
                 job = self._timings.job(built, plan, which, self.limit)
-                self._last = (self._ahead.get(plan.fingerprint) or [self.worker]).pop()
-                timed = job if isinstance(job, Failure) else self._last.call(job)
+                worker = self._ahead.take(plan.fingerprint)
+                timed = job if isinstance(job, Failure) else worker.call(job)
                 if isinstance(timed, Failure):
                     result = timed
                 else:
@@ -183,16 +178,10 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def evaluate_elsewhere(
-        self, plan: PrecisionPlan, which: SampleSet, *, profile: bool = False
-    ) -> Measurement | Failure:
-        """Evaluate a plan in another process than the last evaluation's: a process may go wrong."""
-        others = [worker for worker in self._workers.beside[: self.most_ahead - 1] if worker is not self._last]
-        if others:
-            self._ahead.setdefault(plan.fingerprint, []).append(others[0])
-        else:
+    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
+        """Have a plan evaluated in another process than the last one, which may have gone wrong."""
+        if not self._ahead.turn_elsewhere(plan.fingerprint):
             self.restart()
-        return self.evaluate(plan, which, profile=profile)
 
     def _profiled(self, measurement: Measurement, plan: PrecisionPlan, built: Built) -> Measurement:
         """A measurement with the times of its layer groups, whose layers are written beside the engine."""
@@ -235,7 +224,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
         timings: list[SessionTiming] = []
-        self.open_ahead([plan] * (count - len(self._ahead.get(plan.fingerprint, ()))))
+        self.open_ahead([plan] * (count - self._ahead.count(plan.fingerprint)))
         for _ in range(count if self._timings is not None else 0):
             again = self.evaluate(plan)
             if isinstance(again, Failure):
@@ -243,18 +232,20 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             timings += filter(None, [again.latency.session])
         return tuple(timings)
 
-    @cached_property
+    @property
     def most_ahead(self) -> int:
         """How many plans ``open_ahead`` opens at most; 1 where plans are opened one by one, as they are timed."""
-        opens_beside = self.builder is not None and self.builder.opens_beside and self._timings is not None
-        # A metric of the calling program answers one job at a time.
-        if not opens_beside or not self._has_room or self.context.settings.metric_function is not None:
-            return 1
-        memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
-        # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
-        each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
-        room = 0.5e9 * (self.target.memory_gb or 0.0) / each
-        return max(1, min(1 + len(self._workers.beside), int(room)))
+        if self._ahead.most is None:
+            self._ahead.most = 1
+            opens_beside = self.builder is not None and self.builder.opens_beside and self._timings is not None
+            # A metric of the calling program answers one job at a time.
+            if opens_beside and self._has_room and self.context.settings.metric_function is None:
+                memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
+                # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
+                each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
+                room = int(0.5e9 * (self.target.memory_gb or 0.0) / each)
+                self._ahead.most = max(1, min(1 + len(self._workers.beside), room))
+        return self._ahead.most
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         """Open plans at once, as many as there is room for: ``evaluate`` takes no longer then than to time them.
@@ -263,37 +254,13 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """
         if self.builder is None or self._timings is None or min(self.most_ahead, len(plans)) < 2:
             return
-        busy = [worker for workers in self._ahead.values() for worker in workers]
-        free = [worker for worker in (self.worker, *self._workers.beside) if worker not in busy]
-        jobs: list[tuple[PrecisionPlan, Worker, measuring.OpenAheadJob]] = []
-        for plan, worker in zip(plans, free[: self.most_ahead - len(busy)], strict=False):
+        jobs: list[tuple[str, measuring.MeasureJob]] = []
+        for plan in plans[: len(self._ahead.free())]:
             built = self.builder.build(plan)
             job = built if isinstance(built, Failure) else self._timings.job(built, plan, which, self.limit)
-            if not isinstance(job, Failure):
-                jobs.append((plan, worker, measuring.OpenAheadJob(job)))
-        if len(jobs) < 2:
-            return
-        began_s = time.monotonic()
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            try:
-                answers = list(pool.map(lambda each: each[1].call(each[2]), jobs))
-            except BaseException:  # Ctrl-C, or an error of the user's script: nobody waits for the others
-                for _, worker, _ in jobs:
-                    worker.close()
-                raise
-        SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
-        for (plan, worker, _), answer in zip(jobs, answers, strict=True):
-            if answer is None:
-                self._ahead.setdefault(plan.fingerprint, []).append(worker)
-            else:  # for lack of memory, perhaps: from now on one by one
-                self.most_ahead = 1
-        if self.most_ahead == 1:
-            self._restart(*self._workers.beside)
-
-    def _restart(self, *workers: Worker) -> None:
-        self._ahead.clear()
-        with ThreadPoolExecutor(len(workers)) as pool:  # a process takes a while to end
-            list(pool.map(Worker.restart, workers))
+            jobs += [] if isinstance(job, Failure) else [(plan.fingerprint, job)]
+        if len(jobs) > 1:
+            self._ahead.open(jobs)
 
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
@@ -306,7 +273,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """
         has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
         if self._has_room and (which != "tf32" or has_tf32):
-            beside = self._workers.beside[: self.most_ahead - 1]
+            beside = self._ahead.beside if self.most_ahead > 1 else ()
             starting = {"next": (self.worker, *beside), "beside": beside, "tf32": (self._workers.tf32,)}[which]
             for worker in starting:
                 worker.start_ahead(f"{measuring.__name__}:load_libraries")
@@ -314,7 +281,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""
         self.reference_model.stop_observing()
-        self._restart(self.worker, *self._workers.beside)
+        self._ahead.restart(self.worker, *self._workers.beside)
 
     def close(self) -> None:
         """End the workers, and delete what is not kept. Idempotent."""

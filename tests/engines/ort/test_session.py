@@ -320,8 +320,6 @@ def test_cores_runs_and_memory_limit_what_goes_at_a_time(
     assert SideBySide.for_runs(runs, run_bytes, threads) == expected
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 5 * MIB)
     assert SideBySide.for_runs(12, MIB) == SideBySide(2, 4)
-    monkeypatch.setattr(side_by_side, "available_bytes", lambda: None)
-    assert SideBySide.for_runs(runs, run_bytes, threads) == SideBySide()
 
 
 def test_a_run_that_fails_ends_the_others() -> None:

@@ -25,7 +25,7 @@ from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob
 from mptune.engines.tensorrt.library import LibraryReport, is_installed
-from mptune.engines.toolchains import choose, reference, toolchain
+from mptune.engines.toolchains import ahead, choose, reference, toolchain
 from mptune.engines.toolchains import measuring as measure
 from mptune.engines.toolchains.choose import choose_target, find_backends, list_toolchains, open_toolchain
 from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob
@@ -456,9 +456,9 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     assert tools.most_ahead == 3
     alone = measured(tools.evaluate(fp16))
     tools.open_ahead([fp32, fp16, fp16])
-    ahead = [measured(tools.evaluate(plan)) for plan in (fp32, fp16, fp16)]
-    assert [each.error for each in ahead[1:]] == [alone.error] * 2
-    sessions = [each.latency.session.baseline for each in (alone, *ahead)]
+    opened = [measured(tools.evaluate(plan)) for plan in (fp32, fp16, fp16)]
+    assert [each.error for each in opened[1:]] == [alone.error] * 2
+    sessions = [each.latency.session.baseline for each in (alone, *opened)]
     assert len(set(sessions)) == 3, "each in a process of its own; one of them is the first"
     assert sessions[0] in sessions[1:]
     reopened = tools.reopen(fp16, 2)
@@ -474,7 +474,7 @@ def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
     opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = opens_beside
-    monkeypatch.setattr(measure, "OpenAheadJob", lambda job: faults.abort())
+    monkeypatch.setattr(ahead, "OpenAheadJob", lambda job: faults.abort())
     tools.open_ahead([fp32, fp16])
     assert tools.most_ahead == 1
     tools.open_ahead([fp32, fp16])
