@@ -131,9 +131,9 @@ class Tuner:
             elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
                 break
         plans = [proposal.plan for proposal in several]
-        # With all-FP16 those sessions of it that are opened anew.
-        reopened = REOPENED * [each.plan for each in several if each.origin == ORIGIN_FP16]
-        self._bench.toolchain.open_ahead(plans + reopened)
+        # With baselines those sessions of them that are opened anew.
+        baselines = [each.plan for each in several if each.origin in (ORIGIN_FP32, ORIGIN_FP16)]
+        self._bench.toolchain.open_ahead(plans + REOPENED * baselines)
         return several
 
     def _propose(self) -> Proposal | None:
@@ -223,11 +223,7 @@ class Tuner:
         except BaseException:
             record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
             raise
-        times_ms, done = measurement.group_times_ms, record.spent + 1
-        # At once: it is the first answer. Recorded, its interval holds what differs between sessions, too.
-        tell_outcome(
-            listener, proposal.plan, proposal.origin, self._judged(proposal, measurement), done, settings.budget
-        )
+        times_ms = measurement.group_times_ms
         try:
             if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
                 reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
@@ -238,7 +234,9 @@ class Tuner:
                     keep_reopened(record, proposal.plan, timings)
         finally:  # also after Ctrl-C
             measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
-            record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms)
+            evaluation = self._judged(proposal, measurement)
+            record.tell_evaluation(proposal, evaluation, times_ms)
+        tell_outcome(listener, proposal.plan, proposal.origin, evaluation, record.spent, settings.budget)
 
     def _tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed; give it back where that may be the machine's fault."""

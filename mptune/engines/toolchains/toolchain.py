@@ -13,7 +13,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.latency import LatencySource
-from mptune.engines.ort.session import Provider
+from mptune.engines.ort.session import Provider, available_bytes
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
 
-_PROCESS_BYTES = 1e9
-"""Of the device's memory, that a process with cuDNN and cuBLAS takes beside its models, about."""
+_PROCESS_BYTES, _HOST_BYTES = 1e9, 2e9
+"""That a process with cuDNN and cuBLAS takes of the device's memory beside its models, and of the host's, about."""
 
 
 class Toolchain(AbstractContextManager["Toolchain"]):
@@ -243,8 +243,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
                 memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
                 # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
                 each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
-                room = int(0.5e9 * (self.target.memory_gb or 0.0) / each)
-                self._ahead.most = max(1, min(1 + len(self._workers.beside), room))
+                room = min(0.5e9 * (self.target.memory_gb or 0.0) / each, 0.5 * available_bytes() / _HOST_BYTES)
+                self._ahead.most = max(1, min(1 + len(self._workers.beside), int(room)))
         return self._ahead.most
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -64,7 +65,7 @@ class RetryingStorage:
         self._database: RDBStorage | None = None
         self._database = self._retried(_open, url)
         self._storage = get_storage(self._database)  # with Optuna's cache of finished trials
-        self._trial_id, self._is_closed = -1, threading.Event()
+        self._trials, self._is_closed = deque[int](maxlen=8), threading.Event()  # at least as many as wait at once
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +73,7 @@ class RetryingStorage:
 
     def keep_alive(self, trial_id: int) -> None:
         """Tell the database from now on, again and again, that this process works on a trial."""
-        self._trial_id = trial_id
+        self._trials.append(trial_id)
         self.record_heartbeat(trial_id)
         if not self._beating.is_alive():
             self._beating.start()
@@ -88,8 +89,9 @@ class RetryingStorage:
 
     def _beat(self) -> None:
         while not self._is_closed.wait(HEARTBEAT_S):
-            with suppress(Exception):  # A database that is away misses a beat or two; who writes a result raises.
-                self.record_heartbeat(self._trial_id)
+            for trial_id in tuple(self._trials):
+                with suppress(Exception):  # A database that is away misses a beat or two; who writes a result raises.
+                    self.record_heartbeat(trial_id)
         self.remove_session()  # of this thread
 
     def _retried(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -441,6 +441,7 @@ def opens_beside(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> It
     """Measured on the CPU, with two processes beside the first, as on a GPU."""
     monkeypatch.setattr(reference, "usable_cores", lambda: 4)
     monkeypatch.setattr(toolchain, "has_room_beside", lambda provider: True)
+    monkeypatch.setattr(toolchain, "available_bytes", lambda: 100e9)
     target = load_target("cpu").model_copy(update={"memory_gb": 100.0})
     with Toolchain(ONNXRUNTIME, target, mlp_context) as tools:
         assert tools.builder is not None
@@ -468,6 +469,17 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     tools.open_ahead([fp32, fp16])
     tools.restart()
     assert measured(tools.evaluate(fp16)).latency.session.baseline not in sessions, "a restart ends them all"
+
+
+@pytest.mark.parametrize(
+    ("host_gb", "device_gb", "most"), [(100.0, 100.0, 3), (9.0, 100.0, 2), (100.0, 5.0, 2), (3.0, 3.0, 1)]
+)
+def test_as_many_plans_are_opened_as_there_is_memory_for(
+    host_gb: float, device_gb: float, most: int, opens_beside: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "available_bytes", lambda: host_gb * 1e9)
+    opens_beside.target = opens_beside.target.model_copy(update={"memory_gb": device_gb})
+    assert opens_beside.most_ahead == most
 
 
 def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
+from mptune.tuning.record import database
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import read_study
 from mptune.tuning.space import SearchSpace
@@ -99,6 +101,21 @@ def test_a_worker_is_dead_when_its_heartbeat_stops(two: tuple[StudyRecord, Study
     assert other.waiting() == {proposal.plan.fingerprint}
     one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))  # It was only stopped for a while.
     assert one.spent == 0
+
+
+def test_all_plans_that_wait_in_a_worker_are_kept_alive(
+    two: tuple[StudyRecord, StudyRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    monkeypatch.setattr(database, "HEARTBEAT_S", 0.05)
+    numbers = {one.ask().number for _ in range(3)}
+    with one.storage._database.engine.begin() as connection:
+        connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
+    end = time.monotonic() + 20.0
+    while other.storage._get_stale_trial_ids(other._study._study_id) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert other.heal() == 0
+    assert {trial.number for trial in other.running()} == numbers
 
 
 def test_a_dead_process_loses_its_trial_in_a_journal(open_record: OpenRecord, tmp_path: Path) -> None:
