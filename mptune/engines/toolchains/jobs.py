@@ -29,9 +29,9 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
-FEW = ((2, 1.8), (6, 1.3))
-"""Numbers of first samples, and how many times the limit an error on them is that is beyond it on all, where samples
-differ by .4 of it. They show of most plans that these cannot be chosen."""
+FEW, CLEARLY = 2, 1.8
+"""Samples, and how many times the limit an error on them is that is beyond it on all, where samples differ by .4 of it.
+They show of most plans that these cannot be chosen."""
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
@@ -196,12 +196,11 @@ class ErrorsJob:
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
         outputs: list[dict[str, np.ndarray]] = []
-        for count, factor in FEW if self.limit < math.inf else ():
-            if count < len(samples):
-                outputs += outputs_of(session.run, samples[len(outputs) : count], None, side_by_side.run)
-                error = replace(scoring, part=range(count)).error(state, outputs)
-                if not error.value(scoring.metric) <= factor * self.limit:  # nor NaN
-                    return error
+        if self.limit < math.inf and len(samples) > FEW:
+            outputs += outputs_of(session.run, samples[:FEW], None, side_by_side.run)
+            error = replace(scoring, part=range(FEW)).error(state, outputs)
+            if not error.value(scoring.metric) <= CLEARLY * self.limit:  # nor NaN
+                return error
         outputs += outputs_of(session.run, samples[len(outputs) :], scoring.rollout, side_by_side.run)
         return scoring.error(state, outputs)
 
