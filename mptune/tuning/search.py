@@ -241,6 +241,7 @@ class Search:
             observations = facts.observe(
                 tools, self._listener, model, self._target, of_parts, settings.precisions, skip=skip
             )
+            tools.start_ahead("beside")
             observations = facts.with_refined(observations, tools, self._listener, context)
             write_json(run.observed_json, observations.to_json())
         return parts[0], size_findings(data.samples, model.inputs, settings.shapes), observations

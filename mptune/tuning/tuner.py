@@ -86,7 +86,8 @@ class Tuner:
                     return Stop.HOPELESS
                 if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
                     tools.start_ahead()
-                waiting = waiting or self._propose_several()
+                if not waiting:
+                    self._propose_several(waiting)
                 proposal = waiting.pop(0) if waiting else None
                 if proposal is None:
                     # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two
@@ -116,12 +117,12 @@ class Tuner:
             evaluate_tf32(self._bench)
         return stop
 
-    def _propose_several(self) -> list[Proposal]:
-        """Plans that are opened at once; none where none is left, or others have the rest in work.
+    def _propose_several(self, several: list[Proposal]) -> None:
+        """Add plans that are opened at once; none where none is left, or others have the rest in work.
 
         Those behind the first are proposed as if the ones before came out as predicted.
         """
-        several, most = list[Proposal](), self._bench.toolchain.most_ahead
+        most = self._bench.toolchain.most_ahead
         learnt_from = sum(evaluation.origin == ORIGIN_SAMPLER for evaluation in self._record.evaluations())
         while len(several) < most and (proposal := self._propose()) is not None:
             several.append(proposal)
@@ -134,7 +135,6 @@ class Tuner:
         # With baselines those sessions of them that are opened anew.
         baselines = [each.plan for each in several if each.origin in (ORIGIN_FP32, ORIGIN_FP16)]
         self._bench.toolchain.open_ahead(plans + REOPENED * baselines)
-        return several
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""

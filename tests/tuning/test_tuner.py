@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.base import Failure, FailureKind, SampleSet, Stage
 from mptune.errors import BaselineError, SettingsError
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.bench import HOPELESS, Limits, Stop
 from mptune.tuning.dominance import pareto
@@ -58,6 +60,23 @@ def test_plans_whose_turn_did_not_come_go_back_into_the_queue(open_record: OpenR
     assert len(left) == len(record.waiting()) > 1
     again = tune(record, budget=20).toolchain
     assert (record.spent, len(again.built), again.built[: len(left)]) == (20, 10, left)
+
+
+def test_an_interruption_while_plans_are_opened_loses_none(open_record: OpenRecord) -> None:
+    record = open_record()
+    toolchain = make_toolchain(record.space, most_ahead=6)
+    opened = toolchain.open_ahead
+
+    def interrupted(plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+        opened(plans, which)
+        if len(toolchain.together) == 2:
+            raise KeyboardInterrupt
+
+    toolchain.open_ahead = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        tune(record, toolchain, budget=20)
+    assert (record.spent, record.running()) == (1, [])
+    assert record.waiting() == set(toolchain.together[1])
 
 
 def tune_judging(record: StudyRecord, toolchain: FakeToolchain) -> Diary:

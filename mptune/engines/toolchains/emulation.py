@@ -206,7 +206,7 @@ class Emulation:
         few = min(math.ceil(EMULATED_ROWS / rows) if rollout is None else 2, count)
         grouped = self.context.grouped
         if self.provider != "cpu":
-            each_s = len(grouped.groups) * len(grouped.model.nodes) * steps * _GPU_S_PER_NODE
+            each_s = max(1, len(grouped.groups) * len(grouped.model.nodes)) * steps * _GPU_S_PER_NODE
             return EmulatedSamples((range(min(few, max(LEAST_EMULATED, int(_GPU_QUICK_S / each_s)))),), None)
         flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
         group_s = flops / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
