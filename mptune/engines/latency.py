@@ -180,30 +180,23 @@ class HostStopwatch:
         return self._clock() - before
 
 
-def warm_up(watches: Sequence[Stopwatch], is_warm: Callable[[], bool]) -> None:
-    """Run each engine in turn, once at least, until that is enough."""
-    for _ in range(_MAX_PROBES):
-        for watch in watches:
-            watch.run_once()
-        if is_warm():
-            break
-
-
 def time_in_turn(
     watches: Sequence[Stopwatch],
     repetitions: Repetitions,
     settings: LatencySettings | None = None,
     clock: Callable[[], float] = monotonic_ms,
     is_enough: Callable[[Sequence[Sequence[float]]], bool] = lambda values: False,
-    warmed_ms: float = 0.0,
 ) -> tuple[Latency, ...]:
     """Warm up the device, its clocks and its caches for each engine; then time one value of each engine in turn.
 
     ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those of each engine so far.
-    ``warmed_ms``: the engines have been warmed up right before for so long.
     """
-    start = clock() - warmed_ms
-    warm_up(watches, lambda: clock() - start >= repetitions.warmup_ms)
+    start = clock()
+    for _ in range(_MAX_PROBES):
+        for watch in watches:
+            watch.run_once()
+        if clock() - start >= repetitions.warmup_ms:
+            break
     executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
     values_of: list[list[float]] = [[] for _ in watches]

@@ -352,8 +352,6 @@ def test_any_engine_is_warmed_up_and_its_values_are_the_time_of_one_execution(on
     assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
     time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
     assert warm.runs == warm_ups + 1
-    time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock, warmed_ms=150.0)
-    assert warm.runs == warm_ups + 1 + math.ceil(warm_ups / 4) + 1
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:

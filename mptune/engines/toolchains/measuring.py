@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import GpuState, process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn, warm_up
+from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.ort.cuda_session import load_libraries as load_libraries
 from mptune.engines.ort.session import OrtSession
 from mptune.engines.samples import Scoring, cached_samples, file_identity
@@ -81,7 +79,7 @@ class Candidate:
 
     session: EngineSession
     build_s: float  # that opening it took
-    score: Callable[[], OutputError]  # the error of its outputs
+    error: OutputError  # of its outputs
 
     def close(self) -> None:
         self.session.close()
@@ -120,24 +118,14 @@ class MeasureJob:
             candidate = self._open(state)
         else:
             state.transient(lambda: candidate)
+        counted, metric = candidate.error.without(self.ignored), self.scoring.metric
+        enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
         state.enter(Stage.TIME)
         feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate.session)]
         repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-        state.enter(Stage.COMPARE)
-        began_ms = monotonic_ms()
-        with ThreadPoolExecutor(1) as pool:  # The device would be idle: it is warmed up meanwhile.
-            comparing = pool.submit(candidate.score)
-            warm_up(watches, comparing.done)
-        error, warmed_ms = comparing.result(), monotonic_ms() - began_ms
-        counted, metric = error.without(self.ignored), self.scoring.metric
-        enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
-
-        state.enter(Stage.TIME)
         before = detect.read_throttling() if self.on_gpu else None
-        of_baseline, latency = time_in_turn(
-            watches, repetitions, self.latency, is_enough=enough.is_reached, warmed_ms=warmed_ms
-        )
+        of_baseline, latency = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else detect.read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.session.warnings, *baseline.session.warnings]
@@ -150,7 +138,7 @@ class MeasureJob:
             replace(latency, session=timing),
             of_baseline,
             1.0,
-            error,
+            candidate.error,
             "measured",
             candidate.build_s,
             warnings=tuple(dict.fromkeys(warnings)),
@@ -164,10 +152,8 @@ class MeasureJob:
         """Open baseline and candidate, and take the error: ``run`` finds them here, and has the timing left to do."""
         self._baseline(state)
         candidate = self._open(state)
-        state.enter(Stage.COMPARE)
-        error = candidate.score()
         state.take(TRANSIENT, self._key)
-        state.cached(_AHEAD, self._key, lambda: replace(candidate, score=lambda: error))
+        state.cached(_AHEAD, self._key, lambda: candidate)
 
     @property
     def _key(self) -> tuple[Engine, Scoring]:
@@ -178,7 +164,7 @@ class MeasureJob:
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
     def _open(self, state: WorkerState) -> Candidate:
-        """Open the candidate, for this job alone, and compute its outputs."""
+        """Open the candidate, for this job alone, and take its error."""
         started = time.perf_counter()
         session = state.cached(TRANSIENT, self._key, self.engine.open)
         build_s = time.perf_counter() - started
@@ -186,7 +172,8 @@ class MeasureJob:
         # What is timed gives the outputs, too: the captured graph, where there is one.
         run = partial(session.replay, is_once=True) if isinstance(session, OrtSession) else session.run
         outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
-        return Candidate(session, build_s, partial(self.scoring.error, state, outputs))
+        state.enter(Stage.COMPARE)
+        return Candidate(session, build_s, self.scoring.error(state, outputs))
 
 
 @dataclass(frozen=True)
