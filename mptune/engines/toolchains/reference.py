@@ -65,8 +65,8 @@ class Workers:
             self.main.on_question = self.tf32.on_question = partial(number_of, context.settings.metric, function)
 
     def close(self) -> None:
-        for worker in self._every:
-            worker.close()
+        with ThreadPoolExecutor(len(self._every)) as pool:  # a process takes a while to end
+            list(pool.map(Worker.close, self._every))
 
     @property
     def _every(self) -> tuple[Worker, ...]:
