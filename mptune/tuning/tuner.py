@@ -226,6 +226,8 @@ class Tuner:
         times_ms = measurement.group_times_ms
         try:
             if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
+                # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
+                record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
                 reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
                 timings = run_job(reopen, self._bench.toolchain, listener, "opening sessions anew")
                 if isinstance(timings, Failure):

@@ -183,17 +183,23 @@ class StudyRecord:
         return Proposal(plan, trial.number, _origin_of(attrs), trial)
 
     def tell_evaluation(
-        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+        self,
+        proposal: Proposal,
+        evaluation: Evaluation,
+        group_times_ms: Mapping[str, float] | None = None,
+        *,
+        is_final: bool = True,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        ``group_times_ms`` are of the engine's own profiler.
+        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
+        engine's own profiler.
         """
         values = [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
         outcome = {"values": values if evaluation.is_finite else None, "evaluation": evaluation.to_json()}
         if group_times_ms is not None:
             outcome["group_ms"] = {g: round(ms, 6) for g, ms in group_times_ms.items() if g in self.space.free}
-        self._tell(proposal, outcome)
+        self._tell(proposal, outcome, is_final=is_final)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
@@ -276,10 +282,11 @@ class StudyRecord:
         named = {group: Precision.named(precision) for group, precision in precisions.items()}
         return PrecisionPlan(self.space.model_sha256, named)
 
-    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
+    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any], *, is_final: bool = True) -> None:
         with suppress(UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
-            self._finish(proposal.number, outcome)
+            if is_final:
+                self._finish(proposal.number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
         state = TrialState.PRUNED if outcome["values"] is None else None

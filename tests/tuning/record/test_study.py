@@ -41,15 +41,12 @@ def two(open_record: OpenRecord, tmp_path: Path) -> tuple[StudyRecord, StudyReco
     return tuple(open_record(url=f"sqlite:///{tmp_path / 'study.db'}", sampler=None) for _ in range(2))
 
 
-def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
-    open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_was_written_but_not_told_is_not_lost(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     proposal = record.ask()
     evaluation = evaluation_of(proposal, make_toolchain(space))
-    monkeypatch.setattr(record, "_finish", lambda *outcome: None)
-    record.tell_evaluation(proposal, evaluation)  # The process dies right behind it.
+    record.tell_evaluation(proposal, evaluation, is_final=False)  # The process dies right behind it.
     again = open_record()
     assert again.evaluations() == ()
     assert again.heal(is_first=True) == 1
