@@ -231,8 +231,10 @@ class FakeToolchain:
     def restart(self) -> None:
         self.restarts += 1
 
-    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
-        self.restart()
+    def turn_elsewhere(self, plan: PrecisionPlan) -> bool:
+        if self.most_ahead == 1:
+            self.restart()
+        return self.most_ahead > 1
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

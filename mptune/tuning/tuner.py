@@ -84,8 +84,6 @@ class Tuner:
                 has_failed = len(record.failures()) - earlier_failures >= HOPELESS
                 if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                     return Stop.HOPELESS
-                if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
-                    tools.start_ahead()
                 if not waiting:
                     self._propose_several(waiting)
                 proposal = waiting.pop(0) if waiting else None
@@ -112,8 +110,8 @@ class Tuner:
             for proposal in waiting:
                 with suppress(RunError):  # If even that fails, healing does it next time.
                     record.release(proposal)
-        tools.start_ahead()
         if stop not in (Stop.TIMEOUT, Stop.DISK):
+            tools.start_ahead()  # What follows runs in other processes.
             evaluate_tf32(self._bench)
         return stop
 

@@ -91,11 +91,17 @@ def test_an_error_that_a_process_made_is_measured_again(record: StudyRecord, spa
     seed = space.seeds[1].plan
     toolchain = make_toolchain(space, errs_at_first=[seed.fingerprint])
     diary = tune_judging(record, toolchain)
-    assert toolchain.restarts == 2, "to measure it elsewhere, and since the first process was wrong"
-    assert (toolchain.built.count(seed.fingerprint), record.spent) == (2, 12)
+    assert (toolchain.restarts, toolchain.built.count(seed.fingerprint), record.spent) == (1, 2, 12)
     (evaluation,) = (e for e in record.evaluations() if e.plan == seed)
     assert evaluation.error_value == pytest.approx(toolchain.law.error(seed))
     assert not evaluation.disagrees
+    assert sum("in another process" in text for text in diary.warnings) == 1
+
+
+def test_a_process_that_was_wrong_is_ended_once_another_one_beside_it_is_right(open_record: OpenRecord) -> None:
+    record = open_record()
+    _, toolchain, diary, _ = tune(record, budget=8, most_ahead=4, non_finite_calls={1})
+    assert (toolchain.restarts, record.spent, len(toolchain.calls)) == (1, 8, 9)
     assert sum("in another process" in text for text in diary.warnings) == 1
 
 

@@ -178,10 +178,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
-        """Have a plan evaluated in another process than the last one, which may have gone wrong."""
-        if not self._ahead.turn_elsewhere(plan.fingerprint):
+    def turn_elsewhere(self, plan: PrecisionPlan) -> bool:
+        """Have a plan evaluated in another process than the last one, which may be wrong; whether that one goes on."""
+        is_beside = self._ahead.turn_elsewhere(plan.fingerprint)
+        if not is_beside:
             self.restart()
+        return is_beside
 
     def _profiled(self, measurement: Measurement, plan: PrecisionPlan, built: Built) -> Measurement:
         """A measurement with the times of its layer groups, whose layers are written beside the engine."""
@@ -273,7 +275,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """
         has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
         if self._has_room and (which != "tf32" or has_tf32):
-            beside = self._ahead.beside if self.most_ahead > 1 else ()
+            beside = self._workers.beside[: self.most_ahead - 1]
             starting = {"next": (self.worker, *beside), "beside": beside, "tf32": (self._workers.tf32,)}[which]
             for worker in starting:
                 worker.start_ahead(f"{measuring.__name__}:load_libraries")

@@ -465,6 +465,9 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     reopened = tools.reopen(fp16, 2)
     assert not isinstance(reopened, Failure)
     assert len({session.baseline for session in reopened}) == 2
+    first = measured(tools.evaluate(fp16)).latency.session.baseline
+    assert tools.turn_elsewhere(fp16), "the first process goes on"
+    assert measured(tools.evaluate(fp16)).latency.session.baseline != first
 
     tools.open_ahead([fp32, fp16])
     tools.restart()
@@ -492,3 +495,4 @@ def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
     tools.open_ahead([fp32, fp16])
     names = {measured(tools.evaluate(plan)).latency.session.baseline for plan in (fp32, fp16)}
     assert len(names) == 1
+    assert not tools.turn_elsewhere(fp16), "there is no other: the first was ended"
