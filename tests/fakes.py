@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -227,6 +228,9 @@ class FakeToolchain:
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         self.together.append([plan.fingerprint for plan in plans])
+
+    def opening_ahead(self, plans: Sequence[PrecisionPlan]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def restart(self) -> None:
         self.restarts += 1

@@ -221,11 +221,20 @@ class Tuner:
         except BaseException:
             record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
             raise
-        times_ms = measurement.group_times_ms
+        times_ms, number = measurement.group_times_ms, record.spent + 1
+        is_reopened = proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None
+
+        def tell(*, is_final: bool) -> None:
+            latency = Sessions(record).corrected(measurement.latency)
+            evaluation = self._judged(proposal, replace(measurement, latency=latency))
+            record.tell_evaluation(proposal, evaluation, times_ms, is_final=is_final)
+            if is_final is not is_reopened:  # the user does not wait for the sessions that are opened anew
+                tell_outcome(listener, proposal.plan, proposal.origin, evaluation, number, settings.budget)
+
         try:
-            if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
+            if is_reopened:
                 # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
-                record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
+                tell(is_final=False)
                 reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
                 timings = run_job(reopen, self._bench.toolchain, listener, "opening sessions anew")
                 if isinstance(timings, Failure):
@@ -233,10 +242,7 @@ class Tuner:
                 else:
                     keep_reopened(record, proposal.plan, timings)
         finally:  # also after Ctrl-C
-            measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
-            evaluation = self._judged(proposal, measurement)
-            record.tell_evaluation(proposal, evaluation, times_ms)
-        tell_outcome(listener, proposal.plan, proposal.origin, evaluation, record.spent, settings.budget)
+            tell(is_final=True)
 
     def _tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed; give it back where that may be the machine's fault."""

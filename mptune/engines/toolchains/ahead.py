@@ -37,7 +37,7 @@ class Ahead:
     def free(self) -> list[Worker]:
         """Where no plan waits."""
         busy = [worker for workers in self._waiting.values() for worker in workers]
-        return [worker for worker in (self._workers.main, *self.beside) if worker not in busy]
+        return [worker for worker in (*self.beside, self._workers.main) if worker not in busy]
 
     def open(self, jobs: Sequence[tuple[str, MeasureJob]]) -> None:
         """Open plans, by their fingerprints, at most as many as are ``free``.

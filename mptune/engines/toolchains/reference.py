@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.writing.variants import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
@@ -35,6 +36,7 @@ LEAST_OBSERVED = 4
 MOST_BESIDE = 7
 """Processes beside the first, at most. On an H200 with 16 cores eight took 6.0 s to open a ConvNeXt each, one 4.3."""
 _CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
+_MOST_OBSERVERS = 4
 
 
 def has_room_beside(provider: Provider) -> bool:
@@ -43,7 +45,7 @@ def has_room_beside(provider: Provider) -> bool:
 
 
 class Workers:
-    """The worker processes of a run: one that builds, measures and emulates, and one that observes ranges beside it.
+    """The worker processes of a run: one that builds, measures and emulates, and some that observe ranges beside it.
 
     And one like the first whose environment allows TF32, and some in which plans are opened ahead. A process starts at
     the first job, so that one that is not used costs nothing.
@@ -51,10 +53,12 @@ class Workers:
 
     def __init__(self, settings: SearchSettings) -> None:
         environment = {} if settings.tf32 else NO_TF32
-        self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
+        cores = usable_cores()
+        counts = 1, min(_MOST_OBSERVERS, max(1, cores // _CORES_BESIDE)), min(MOST_BESIDE, cores // 2)
+        (self.main,), self.observers, self.beside = (
+            tuple(Worker(None, settings.worker, environment) for _ in range(count)) for count in counts
+        )
         self.tf32 = Worker(None, settings.worker)
-        count = min(MOST_BESIDE, usable_cores() // 2)
-        self.beside = tuple(Worker(None, settings.worker, environment) for _ in range(count))
 
     def serve(self, context: RunContext) -> None:
         """Log to the run's folder, and answer what jobs ask of a metric that is a function of the calling program."""
@@ -70,7 +74,7 @@ class Workers:
 
     @property
     def _every(self) -> tuple[Worker, ...]:
-        return (self.observer, self.tf32, *self.beside, self.main)
+        return (*self.observers, self.tf32, *self.beside, self.main)
 
 
 @dataclass(eq=False)
@@ -80,7 +84,7 @@ class ReferenceModel:
     context: RunContext
     provider: Provider
     worker: Worker
-    observer: Worker | None = None  # observes ranges beside the first reference, where there is room for both
+    observers: Sequence[Worker] = ()  # observe ranges beside the first reference, where there is room for both
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(init=False)
 
@@ -89,12 +93,11 @@ class ReferenceModel:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        observer = self.observer
         is_first = which == "search" and self._ranges is None and self._observing is None
-        if is_first and observer is not None and has_room_beside(self.provider):
+        if is_first and self.observers and has_room_beside(self.provider):
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
-            self._observing = pool.submit(self._observe, observer, self.folded_values)
-            self._observing.add_done_callback(lambda done: observer.close())  # It holds memory of the device.
+            self._observing = pool.submit(self._observe, self.observers, self.folded_values)
+            self._observing.add_done_callback(lambda done: self._end_observers())  # They hold memory of the device.
             pool.shutdown(wait=False)
         context, is_search = self.context, which == "search"
         job = ReferenceJob(
@@ -118,10 +121,9 @@ class ReferenceModel:
         if self._ranges is None:
             ranges = None if self._observing is None else self._observing.result()
             self._observing = None
-            if self.observer is not None:
-                self.observer.close()
+            self._end_observers()
             if ranges is None or isinstance(ranges, Failure):
-                ranges = self._observe(self.worker, self.folded_values, stage)
+                ranges = self._observe((self.worker,), self.folded_values, stage)
             if isinstance(ranges, Failure):
                 return ranges
             self._ranges = ranges
@@ -129,10 +131,14 @@ class ReferenceModel:
 
     def stop_observing(self) -> None:
         """End what is observed beside other jobs; ``observe`` begins anew."""
-        if self.observer is not None and self._observing is not None and not self._observing.done():
-            self.observer.close()
+        if self._observing is not None and not self._observing.done():
+            self._end_observers()
             wait([self._observing])
             self._observing = None
+
+    def _end_observers(self) -> None:
+        for observer in self.observers:
+            observer.close()
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
@@ -141,31 +147,39 @@ class ReferenceModel:
         return {} if isinstance(ranges, Failure) else {name: value.shape for name, value in ranges.items()}
 
     def _observe(
-        self, worker: Worker, folded: FoldedValues, stage: Callable[[str], object] | None = None
+        self, workers: Sequence[Worker], folded: FoldedValues, stage: Callable[[str], object] | None = None
     ) -> Mapping[str, TensorRange] | Failure:
-        from mptune.graph.writing.variants import observed_parts, write_with_outputs
-
+        """The ranges, in parts that workers share."""
         context, samples = self.context, self.context.samples("search")
         shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
-        parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
-        ranges: dict[str, TensorRange] = {}
+        parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes, len(workers))
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
-        path, one_run = context.scratch("observe"), run_bytes(context.model, samples, self.provider)
+        one_run = run_bytes(context.model, samples, self.provider)
         model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
-        try:
-            for part in parts:
-                if stage is not None and len(parts) > 1:
-                    stage(f"observing the ranges of values: {len(ranges)} of {count}")
+        ranges, free = dict[str, TensorRange](), list(workers)
+
+        def observe(part: ObservedPart) -> Failure | None:
+            if stage is not None and len(parts) > 1:
+                stage(f"observing the ranges of values: {len(ranges)} of {count}")
+            worker = free.pop()
+            path = context.scratch(f"observe-{workers.index(worker)}")
+            try:
                 write_with_outputs(model, context.bank, path, part.outputs)
                 job = ObserveJob(path, part, samples, self.provider, context.precisions, one_run, most)
                 answer = worker.call(job)
                 if isinstance(answer, Failure):
                     return answer
                 ranges.update(answer)
-        finally:
-            path.unlink(missing_ok=True)
-        return ranges
+            finally:
+                path.unlink(missing_ok=True)
+                free.append(worker)
+            return None
+
+        with ThreadPoolExecutor(len(workers), thread_name_prefix="mptune-observing") as pool:
+            failure = next(filter(None, (map if len(workers) == 1 else pool.map)(observe, parts)), None)
+        order = (name for part in parts for name in part.rows)
+        return {name: ranges[name] for name in order} if failure is None else failure
 
     @cached_property
     def folded_values(self) -> FoldedValues:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -73,7 +74,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self._workers = workers or Workers(context.settings)
         self._workers.serve(context)
         self.worker = self._workers.main
-        self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
+        self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observers)
         self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
         self.prediction = Prediction(self.reference_model, target, self.builder)
         self._timings: measuring.Timings | None = None  # None where latency is predicted
@@ -226,7 +227,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
         timings: list[SessionTiming] = []
-        self.open_ahead([plan] * (count - self._ahead.count(plan.fingerprint)))
+        self.open_ahead([plan] * count)
         for _ in range(count if self._timings is not None else 0):
             again = self.evaluate(plan)
             if isinstance(again, Failure):
@@ -252,17 +253,40 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         """Open plans at once, as many as there is room for: ``evaluate`` takes no longer then than to time them.
 
-        Each is opened in a process of its own, beside a baseline of its own. One that fails there is opened anew.
+        Each is opened in a process of its own, beside a baseline of its own; what is open already is not opened again.
+        One that fails there is opened anew.
         """
         if self.builder is None or self._timings is None or min(self.most_ahead, len(plans)) < 2:
             return
         jobs: list[tuple[str, measuring.MeasureJob]] = []
-        for plan in plans[: len(self._ahead.free())]:
+        waiting = {plan.fingerprint: self._ahead.count(plan.fingerprint) for plan in plans}
+        for plan in plans:
+            if waiting[plan.fingerprint] > 0:
+                waiting[plan.fingerprint] -= 1
+                continue
+            if len(jobs) == len(self._ahead.free()):
+                break
             built = self.builder.build(plan)
             job = built if isinstance(built, Failure) else self._timings.job(built, plan, which, self.limit)
             jobs += [] if isinstance(job, Failure) else [(plan.fingerprint, job)]
         if len(jobs) > 1:
             self._ahead.open(jobs)
+
+    @contextmanager
+    def opening_ahead(self, plans: Sequence[PrecisionPlan]) -> Iterator[None]:
+        """Open plans ahead of the search while the block runs, in the processes beside the first one."""
+        if len(plans) >= self.most_ahead:
+            yield
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="mptune-opening") as pool:
+            opening = pool.submit(self.open_ahead, plans)
+            try:
+                yield
+            except BaseException:  # nobody waits for them
+                for worker in self._ahead.beside:
+                    worker.close()
+                raise
+            opening.result()
 
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""

@@ -66,16 +66,21 @@ def observed_tensors(model: Model) -> tuple[str, ...]:
     return tuple(n for n in names if model.info(n).is_float32 and 0 not in (model.info(n).shape or ()))
 
 
-def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[ObservedPart]:
-    """The values in parts that memory holds; ``shapes`` are those on the largest sample, as far as they are known."""
+def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]], count: int = 1) -> list[ObservedPart]:
+    """The values in parts that memory holds, about ``count`` at least.
+
+    ``shapes`` are those on the largest sample, as far as they are known.
+    """
     rows, nodes = softmax_rows(model), dict[str, list[ProbedNode]]()
     for probed in probed_nodes(model):
         nodes.setdefault(probed.key, []).append(probed)
-    parts, outputs = list[ObservedPart](), set[str]()
-    for tensor in observed_tensors(model):
+    parts, outputs, tensors = list[ObservedPart](), set[str](), observed_tensors(model)
+    sizes = {name: 4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in tensors}
+    most = _PART_BYTES if count == 1 else min(_PART_BYTES, 1.25 * sum(sizes.values()) / count)
+    for tensor in tensors:
         reads = frozenset((tensor,)).union(*(probed.reads for probed in nodes.get(tensor, ())))
         more = sum(4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in reads - outputs)
-        if not parts or parts[-1].sample_bytes + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
+        if not parts or parts[-1].sample_bytes + more > most or len(outputs | reads) > _MOST_OUTPUTS:
             parts.append(ObservedPart())
             outputs = set()
         parts[-1].rows[tensor] = rows.get(tensor, ())

@@ -474,6 +474,18 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     assert measured(tools.evaluate(fp16)).latency.session.baseline not in sessions, "a restart ends them all"
 
 
+def test_all_fp32_is_opened_while_groups_are_refined(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
+    tools = opens_beside
+    with tools.opening_ahead([fp32] * 2):
+        assert not isinstance(tools.emulate([fp32]), Failure)
+    tools.open_ahead([fp32] * 2)
+    assert tools._ahead.count(fp32.fingerprint) == 2, "it is open already"
+    assert len({measured(tools.evaluate(fp32)).latency.session.baseline for _ in range(2)}) == 2
+    with pytest.raises(KeyboardInterrupt), tools.opening_ahead([fp32] * 2):
+        raise KeyboardInterrupt
+    assert all(worker.is_closed for worker in tools._ahead.beside), "nobody waits for them"
+
+
 @pytest.mark.parametrize(
     ("host_gb", "device_gb", "most"), [(100.0, 100.0, 3), (9.0, 100.0, 2), (100.0, 5.0, 2), (3.0, 3.0, 1)]
 )
