@@ -85,7 +85,9 @@ class RatioEstimate:
 class SessionSpread:
     """The spread between sessions of one model on one device, estimated from all of its timings.
 
-    The model is a two-way layout: a plan's log ratio, less the effect of the baseline's session, and noise.
+    The model is a mixed one: a plan's log ratio, plus the effect of its session, less that of the baseline's session,
+    and noise. Effects of sessions have one variance, whosever they are: where plans are opened side by side each
+    session has a baseline of its own, and nothing tells the two apart.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
@@ -96,22 +98,26 @@ class SessionSpread:
         self._index = {name: number for number, name in enumerate(named)}
         count = len(self._index)
 
-        # Plans that were timed again: their effects, those of the baseline's sessions, and what is left of the values.
+        # Plans that were timed again: generalised least squares of their values on the plans.
         repeated = [sessions for sessions in timings.values() if len(sessions) > 1]
         values = np.array([timing.log_ratio for plan in repeated for timing in plan])
         plans = np.array([number for number, plan in enumerate(repeated) for _ in plan], dtype=np.int64)
         baselines = np.array([self._index[t.baseline] for plan in repeated for t in plan], dtype=np.int64)
-        self.residual_variance, self.degrees = 0.0, 0  # residual mean square of the layout, and its degrees of freedom
+        self.degrees = len(values) - len(repeated)
+        self._between, self._scale, self.residual_variance = 0.0, 1.0, 0.0
         if repeated:
-            design = np.hstack([np.eye(len(repeated))[plans], np.eye(count)[baselines]])
-            solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-            self.degrees = len(values) - int(rank)
-            squares = float(np.sum((values - design @ solution) ** 2))
-            self.residual_variance = squares / self.degrees if self.degrees else 0.0
-        within = float(np.mean([timing.sd**2 for plan in repeated for timing in plan])) if repeated else 0.0
-        self._between = max(0.0, self.residual_variance - within) if self.degrees else 0.0
-        # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
-        self._scale = min(1.0, self.residual_variance / within) if within > 0.0 and self.degrees else 1.0
+            design = np.eye(len(repeated))[plans]
+            weights = np.linalg.inv(np.eye(len(values)) + (baselines[:, None] == baselines))
+            fitted = weights @ design
+            residual = weights - fitted @ np.linalg.solve(design.T @ fitted, fitted.T)
+            within = np.array([timing.sd**2 for plan in repeated for timing in plan])
+            mean_square = max(0.0, float(values @ residual @ values)) / self.degrees
+            noise = float(np.diag(residual) @ within) / self.degrees  # what is within sessions has in it
+            self._between = max(0.0, mean_square - noise)
+            # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
+            self._scale = min(1.0, mean_square / noise) if noise > 0.0 else 1.0
+            # Of one session against a baseline whose effect is known.
+            self.residual_variance = self._between + self._scale * float(within.mean())
         self.sd = math.sqrt(self._between) if self.degrees else None  # relative; None where no plan was timed again
 
         # Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``_between``: the best

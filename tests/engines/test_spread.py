@@ -3,6 +3,7 @@ their values are enough."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -134,12 +135,31 @@ def test_rounds_of_confirmation_are_pooled_and_add_degrees_of_freedom() -> None:
             once = machine.session(place)
             timings[f"plan {place}"] = [once, *(machine.session(place, f"round {k}") for k in range(3))]
         spread = SessionSpread(timings)
-        assert spread.degrees == before.degrees + 6 * 3 - 3
+        assert spread.degrees == before.degrees + 6 * 3
         for place in plans:
             sessions = timings[f"plan {place}"]
             held.append(is_held(spread, sessions, machine.truth(place)))
             assert spread.estimate(sessions).sd < spread.estimate(sessions[:1]).sd
     assert 0.93 <= np.mean(held) <= 0.97
+
+
+def test_sessions_that_have_a_baseline_each_are_known_as_well() -> None:
+    """As where plans are opened side by side: each baseline is met once, and takes no degree of freedom."""
+    held, half_widths = [], []
+    for machine in map(Machine, range(400)):
+        names = (f"process {number}" for number in itertools.count())
+        machine.baselines["first"] = 0.0
+        places = {"fp32": 0.0, "fp16": -0.2, "a": -0.1, "b": -0.15}
+        timings = {plan: [machine.session(place, next(names)) for _ in range(4)] for plan, place in places.items()}
+        timings["fp32"].insert(0, machine.session(0.0))
+        spread = SessionSpread(timings, "first")
+        assert spread.degrees == 13
+        for plan, place in places.items():
+            held.append(is_held(spread, timings[plan], machine.truth(place)))
+            low, high = spread.estimate(timings[plan]).interval()
+            half_widths.append((high - low) / 2 / machine.truth(place) / machine.sd)
+    assert 0.92 <= np.mean(held) <= 0.98
+    assert np.mean(half_widths) <= 3.0
 
 
 def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_well_as_it_says() -> None:
