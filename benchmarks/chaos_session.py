@@ -22,7 +22,6 @@ from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.spread import SessionTiming
 from mptune.errors import MptuneError
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.hazard import TensorRange
@@ -90,10 +89,6 @@ class KilledToolchain(FakeToolchain):
         evaluate = partial(super().evaluate, plan, which, profile=profile)
         return self._noted(which, plan, lambda: self._work(plan) or evaluate())
 
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        reopen = partial(super().reopen, plan, count)
-        return self._noted("reopen", plan, lambda: self._work(plan, count) or reopen())
-
     def _noted(self, what: str, plan: PrecisionPlan, job: Callable[[], T | Failure]) -> T | Failure:
         """Do a job, with its lines in the diary."""
         self.session.write("begun", what, plan.fingerprint)
@@ -109,13 +104,13 @@ class KilledToolchain(FakeToolchain):
         self.worker.close()
         super().close()
 
-    def _work(self, plan: PrecisionPlan | None = None, count: int = 1) -> Failure | None:
+    def _work(self, plan: PrecisionPlan | None = None) -> Failure | None:
         """Have the worker read a typed model; None where that works."""
         plan = plan or self.context.grouped.uniform(Precision.FP32)
         path = self.context.rewriter.write(plan, self.context.scratch(plan.fingerprint))
         try:
-            seconds = count * self.session.job_s
-            result = self.worker.call(Busy(path, seconds), self.session.timeout_s + seconds)
+            job_s = self.session.job_s
+            result = self.worker.call(Busy(path, job_s), self.session.timeout_s + job_s)
         finally:
             path.unlink(missing_ok=True)
         if self.last_pid not in (None, self.worker.pid):

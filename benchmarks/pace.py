@@ -51,7 +51,7 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
     parts: dict[str, tuple[type, tuple[str, ...]]] = {
         "thinking": (PrecisionSampler, ("sample_relative",)),
         "emulation": (Toolchain, ("emulate",)),
-        "builds, measuring": (Toolchain, ("evaluate", "reopen", "missing_kernels", "fused_nodes", "evaluate_tf32")),
+        "builds, measuring": (Toolchain, ("evaluate", "missing_kernels", "fused_nodes", "evaluate_tf32")),
         "reference, ranges": (ReferenceModel, ("reference", "observe")),
     }
     running: list[str] = ["the rest"]

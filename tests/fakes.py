@@ -153,7 +153,6 @@ class FakeToolchain:
     asked_for_kernels: int = 0
     tf32_calls: int = 0
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)  # evaluations: plan, samples, restarts
-    reopened: list[str] = field(default_factory=list)
     ahead: list[str] = field(default_factory=list)
     together: list[list[str]] = field(default_factory=list)  # plans that are opened at once
     emulated: list[str] = field(default_factory=list)
@@ -229,8 +228,11 @@ class FakeToolchain:
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         self.together.append([plan.fingerprint for plan in plans])
 
-    def opening_ahead(self, plans: Sequence[PrecisionPlan]) -> AbstractContextManager[None]:
+    def opening_first(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def evaluate_first(self) -> None:
+        return None
 
     def restart(self) -> None:
         self.restarts += 1
@@ -280,17 +282,6 @@ class FakeToolchain:
         latency, baseline = self._in_turn(ms, 1.0, 10_000)
         statistics = {name: (0.0 if name == "non_finite" else error,) * 2 for name in self.statistics}
         return Measurement(latency, baseline, 1.0, OutputError({"y": statistics}), "measured", build_s=0.0)
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        if self.latency_source == "predicted":
-            return ()
-        timings = []
-        for _ in range(count):
-            self.reopened.append(plan.fingerprint)
-            latency, _ = self._in_turn(self.law.latency_ms(plan), 1.0, len(self.calls) + 1000 * len(self.reopened))
-            assert latency.session is not None
-            timings.append(latency.session)
-        return tuple(timings)
 
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         non_finite = bool(set(plan.fp16_groups) & set(self.non_finite))

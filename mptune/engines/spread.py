@@ -85,9 +85,8 @@ class RatioEstimate:
 class SessionSpread:
     """The spread between sessions of one model on one device, estimated from all of its timings.
 
-    The model is a mixed one: a plan's log ratio, plus the effect of its session, less that of the baseline's session,
-    and noise. Effects of sessions have one variance, whosever they are: where plans are opened side by side each
-    session has a baseline of its own, and nothing tells the two apart.
+    A mixed model: a plan's log ratio, plus the effect of its session, less that of the baseline's session, and noise.
+    Effects have one variance, whosever they are: a plan opened beside a baseline of its own does not tell them apart.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
@@ -104,7 +103,8 @@ class SessionSpread:
         plans = np.array([number for number, plan in enumerate(repeated) for _ in plan], dtype=np.int64)
         baselines = np.array([self._index[t.baseline] for plan in repeated for t in plan], dtype=np.int64)
         self.degrees = len(values) - len(repeated)
-        self._between, self._scale, self.residual_variance = 0.0, 1.0, 0.0
+        self._between, self._scale = _ASSUMED_SPREAD**2, 1.0
+        self.residual_variance = self._between  # of one session against a baseline whose effect is known
         if repeated:
             design = np.eye(len(repeated))[plans]
             weights = np.linalg.inv(np.eye(len(values)) + (baselines[:, None] == baselines))
@@ -116,9 +116,8 @@ class SessionSpread:
             self._between = max(0.0, mean_square - noise)
             # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
             self._scale = min(1.0, mean_square / noise) if noise > 0.0 else 1.0
-            # Of one session against a baseline whose effect is known.
             self.residual_variance = self._between + self._scale * float(within.mean())
-        self.sd = math.sqrt(self._between) if self.degrees else None  # relative; None where no plan was timed again
+        self.sd = math.sqrt(self._between)  # relative; assumed where no plan was timed again
 
         # Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``_between``: the best
         # linear prediction, in which a plan's own effect is eliminated, since nothing is known of it beforehand.
@@ -156,14 +155,12 @@ class SessionSpread:
         least = self.residual_variance
         own = np.array([max(least, self._between + self._scale * timing.sd**2) for timing in sessions])
         variance = float(own.sum()) / count**2 + self._between * common
-        if not self.degrees:
-            return RatioEstimate(log_ratio, math.sqrt(variance), math.inf)
+        if not self.degrees or variance <= 0.0:
+            return RatioEstimate(log_ratio, math.sqrt(variance), self.degrees or math.inf)
         # Satterthwaite: all that was estimated from the mean square is as uncertain as it, and all that is beyond it as
         # uncertain as what is within these sessions. Where nothing is between sessions the mean square scales both.
         by_residual = least / count + self._between * common if self._between > 0.0 else variance
         by_values = float(np.sum((own - least) ** 2)) / count**4
-        if variance <= 0.0:
-            return RatioEstimate(log_ratio, 0.0, float(self.degrees))
         degrees = variance**2 / (by_residual**2 / self.degrees + by_values / _WITHIN_DEGREES)
         return RatioEstimate(log_ratio, math.sqrt(variance), degrees)
 
@@ -223,9 +220,8 @@ class Standings:
 
     def enough(self, plan: str, limit: float | None = None) -> Enough:
         """What the next timing of a plan has to show; ``limit`` as in ``Enough``."""
-        spread = SessionSpread(self._timings).sd
         return Enough(
-            _ASSUMED_SPREAD if spread is None else spread,
+            SessionSpread(self._timings).sd,
             tuple(
                 (float(np.mean([timing.log_ratio for timing in timings])), self._errors[other])
                 for other, timings in self._timings.items()

@@ -172,12 +172,15 @@ def observe(
     named = {(finding.code, finding.where.outputs) for finding in findings}
     new = baseline.check_reference(held_out, indices=indices[1], skip=skip)
     findings += tuple(f.on_held_out_samples() for f in new if (f.code, f.where.outputs) not in named)
-    kernels = ask_for_kernels(toolchain, precisions, listener)  # on a GPU ranges are observed meanwhile
-    listener.stage("observing the ranges of values")
-    what = "observing ranges"
-    ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
-    if isinstance(ranges, Failure):
-        raise did_not_run("the model cannot be observed in FP32", ranges, model)
+    with toolchain.opening_first():  # on a GPU ranges are observed meanwhile, too
+        kernels = ask_for_kernels(toolchain, precisions, listener)
+        listener.stage("observing the ranges of values")
+        what = "observing ranges"
+        ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
+        if isinstance(ranges, Failure):
+            raise did_not_run("the model cannot be observed in FP32", ranges, model)
+    if (first := toolchain.evaluate_first()) is not None:
+        listener.stage(f"all-FP32 takes {first.latency.median_ms:.4g} ms")
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))
     warnings: tuple[str, ...] = ()
     if model is not None and target is not None:

@@ -99,7 +99,9 @@ def refine(
     has values beyond FP16, or if its error alone is above ``_LARGE_ERROR`` of the limit that the search aims at.
     Requires that values were observed. Nothing is refined where emulation fails.
     """
-    limit, units = aimed_error(settings), _units(grouped)
+    limit, free = aimed_error(settings), {group.id for group in grouped.groups if group.pinned is None}
+    # Those that hold something heavy beside something that is not.
+    units = {g: each for g, each in _all_units(grouped).items() if g in free and len({u.is_heavy for u in each}) == 2}
     if not units or str(Precision.FP16) not in settings.precisions:
         return ()
     terms = toolchain.latency_terms()
@@ -118,8 +120,8 @@ def refine(
     if units:
         stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
     if limit is not None:
-        free = [group for group in units if group not in errors]
-        errors |= _large_errors(toolchain, grouped, free, _LARGE_ERROR * limit, settings)
+        unknown = [group for group in units if group not in errors]
+        errors |= _large_errors(toolchain, grouped, unknown, _LARGE_ERROR * limit, settings)
     units = {group: parts for group, parts in units.items() if group in errors}
     if not units:
         return ()
@@ -223,13 +225,6 @@ def culprits(
     for unit, error in sorted(zip(every, errors, strict=False), key=lambda pair: -pair[1]):
         by_group.setdefault(unit.group, []).append(replace(unit, error=error))
     return by_group
-
-
-def _units(grouped: GroupedModel) -> dict[str, list[Unit]]:
-    """Group id -> its units, of the groups that hold something heavy beside something that is not."""
-    free = {group.id for group in grouped.groups if group.pinned is None}
-    units = _all_units(grouped)
-    return {g: parts for g, parts in units.items() if g in free and len({unit.is_heavy for unit in parts}) == 2}
 
 
 def _all_units(grouped: GroupedModel) -> dict[str, list[Unit]]:

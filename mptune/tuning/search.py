@@ -17,7 +17,6 @@ from mptune.finding import Finding
 from mptune.findings.engine import TARGET_CODE, TOLD_FIRST
 from mptune.graph import groups, interface
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import Precision
 from mptune.processes.parent import Worker
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.target import Target
@@ -242,9 +241,7 @@ class Search:
             observations = facts.observe(
                 tools, self._listener, model, self._target, of_parts, settings.precisions, skip=skip
             )
-            # Where a group is refined the toolchain ends, and what was opened with it.
-            with tools.opening_ahead([self.grouped.uniform(Precision.FP32)] * (1 + tuner.REOPENED)):
-                observations = facts.with_refined(observations, tools, self._listener, context)
+            observations = facts.with_refined(observations, tools, self._listener, context)
             write_json(run.observed_json, observations.to_json())
         return parts[0], size_findings(data.samples, model.inputs, settings.shapes), observations
 

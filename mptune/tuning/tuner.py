@@ -15,15 +15,15 @@ import numpy as np
 
 from mptune.data.scripts import law_metric
 from mptune.engines.base import Failure, Measurement
-from mptune.engines.failures import describe, did_not_run, machine_error
+from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
 from mptune.tuning.baseline import engine_findings, stop_at_errors
-from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_LARGE_ERRORS, ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, tell_outcome
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_LARGE_ERRORS, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import check_columns
-from mptune.tuning.record.record import Proposal, Sessions, anchored, keep_reopened
+from mptune.tuning.record.record import Proposal, Sessions, anchored
 from mptune.tuning.remeasure import evaluate_tf32
 from mptune.tuning.sampler.trials import EHVI_ATTR
 from mptune.tuning.stopping import finished, is_exhausted
@@ -31,15 +31,9 @@ from mptune.tuning.stopping import finished, is_exhausted
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""
 
-REOPENED = 2
-"""Sessions of all-FP32, and of all-FP16, that are opened anew to learn how far sessions of one plan differ. With their
-evaluations they give 4 degrees of freedom (intervals 1.4 times as wide as for many); re-measuring adds 10 or so."""
-
 SEVERAL = 4
 """Plans that the sampler proposes at once, at most, where engines are opened side by side; one more than it has learnt
 from before that."""
-
-_WAIT_S = 0.3
 
 
 def make_tuner(bench: Bench, data_dir: Path, *, has_labels: bool) -> Tuner:
@@ -74,7 +68,6 @@ class Tuner:
         if (baseline := record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
-        tools.start_ahead("beside")
         if record.tf32() is None:
             tools.start_ahead("tf32")
         # Failures of earlier sessions do not count: their cause may have been removed.
@@ -86,27 +79,23 @@ class Tuner:
                     return Stop.HOPELESS
                 if not waiting:
                     self._propose_several(waiting)
-                proposal = waiting.pop(0) if waiting else None
+                proposal = waiting[0] if waiting else None
                 if proposal is None:
                     # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two
                     # workers that gave way to each other do not do so again.
-                    self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
+                    self._sleep(np.random.default_rng().uniform(0.15, 0.45))
                 elif (limit := limits.reached()) is not None:  # emulations took their time
-                    record.release(proposal)
                     return limit
                 else:
-                    try:
-                        outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
-                    except BaseException:  # whatever interrupts it, most of all Ctrl-C
-                        waiting.insert(0, proposal)
-                        raise
+                    outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
+                    del waiting[0]
                     if isinstance(outcome, Failure):
                         self._tell_failure(proposal, outcome)
                     else:
                         self._tell(proposal, outcome)
                     announce(self._listener, record, self._settings)
                 record.heal()
-        finally:  # Plans whose turn did not come go back into the queue.
+        finally:  # Plans that were not evaluated to their end, as after Ctrl-C, go back into the queue.
             for proposal in waiting:
                 with suppress(RunError):  # If even that fails, healing does it next time.
                     record.release(proposal)
@@ -129,10 +118,7 @@ class Tuner:
             # All-FP32 comes alone, and the sampler learns from the seeds.
             elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
                 break
-        plans = [proposal.plan for proposal in several]
-        # With baselines those sessions of them that are opened anew.
-        baselines = [each.plan for each in several if each.origin in (ORIGIN_FP32, ORIGIN_FP16)]
-        self._bench.toolchain.open_ahead(plans + REOPENED * baselines)
+        self._bench.toolchain.open_ahead([proposal.plan for proposal in several])
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""
@@ -221,28 +207,11 @@ class Tuner:
         except BaseException:
             record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
             raise
-        times_ms, number = measurement.group_times_ms, record.spent + 1
-        is_reopened = proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None
-
-        def tell(*, is_final: bool) -> None:
-            latency = Sessions(record).corrected(measurement.latency)
-            evaluation = self._judged(proposal, replace(measurement, latency=latency))
-            record.tell_evaluation(proposal, evaluation, times_ms, is_final=is_final)
-            if is_final is not is_reopened:  # the user does not wait for the sessions that are opened anew
-                tell_outcome(listener, proposal.plan, proposal.origin, evaluation, number, settings.budget)
-
-        try:
-            if is_reopened:
-                # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
-                tell(is_final=False)
-                reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
-                timings = run_job(reopen, self._bench.toolchain, listener, "opening sessions anew")
-                if isinstance(timings, Failure):
-                    listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
-                else:
-                    keep_reopened(record, proposal.plan, timings)
-        finally:  # also after Ctrl-C
-            tell(is_final=True)
+        evaluation = self._judged(
+            proposal, replace(measurement, latency=Sessions(record).corrected(measurement.latency))
+        )
+        record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
+        tell_outcome(listener, proposal.plan, proposal.origin, evaluation, record.spent, settings.budget)
 
     def _tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed; give it back where that may be the machine's fault."""

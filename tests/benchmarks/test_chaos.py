@@ -31,7 +31,7 @@ def test_three_searches_lose_nothing_to_kills_and_faults(tmp_path: Path) -> None
         (["0 done a", "0 begun b", "1 done a"], [0], {("search", "a"): 1}),
         (["0 done a", "1 done a"], [0], {}),
         (["0 failed a", "0 done a"], [], {}),
-        (["0 done a", "0 begun a reopen", "1 done a"], [0], {("search", "a"): 1}),
+        (["0 done a", "0 begun a held_out", "1 done a"], [0], {("search", "a"): 1}),
         (["0 done a held_out", "0 done a held_out"], [], {("held_out", "a"): 1}),
     ],
     ids=["once", "again", "in flight at the kill", "after a fault", "another job in flight", "one round too many"],

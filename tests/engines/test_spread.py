@@ -180,13 +180,14 @@ def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_
     assert np.median(steady) == pytest.approx(12.0, abs=0.1), "as many as the spread"
 
 
-def test_nothing_repeated_leaves_the_doubt_within_the_session() -> None:
-    timing = SessionTiming("first", -0.3, 1e-3)
+def test_where_nothing_is_repeated_a_spread_is_assumed() -> None:
+    timing, both = SessionTiming("first", -0.3, 2e-3), math.hypot(1.5e-3, 2e-3)
     spread = SessionSpread({"plan": [timing]})
-    assert spread.sd is None
+    assert (spread.sd, spread.degrees) == (1.5e-3, 0)
     low, high = spread.estimate([timing]).interval()
-    assert (math.log(low), math.log(high)) == pytest.approx((-0.3 - 1.96e-3, -0.3 + 1.96e-3), abs=1e-6)
-    assert SessionSpread({}).estimate([timing]).sd == pytest.approx(math.hypot(1e-3, 0.0))
+    assert (math.log(low), math.log(high)) == pytest.approx((-0.3 - 1.96 * both, -0.3 + 1.96 * both), abs=1e-6)
+    other = spread.estimate([replace(timing, baseline="another")]).sd
+    assert other == pytest.approx(math.hypot(both, 1.5e-3, 1.5e-3)), "neither baseline's effect is known"
 
 
 def test_what_a_device_does_in_one_round_cancels() -> None:

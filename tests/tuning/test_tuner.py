@@ -39,13 +39,11 @@ def test_a_budget_counts_seeds_and_no_plan_comes_twice(open_record: OpenRecord, 
 def test_plans_are_proposed_together_where_they_are_opened_together(open_record: OpenRecord) -> None:
     record, toolchain, _, stop = tune(open_record(), budget=20, most_ahead=6)
     assert (stop, record.spent) == (Stop.BUDGET, 20)
-    together = [list(dict.fromkeys(names)) for names in toolchain.together]
+    together = toolchain.together
     assert [name for names in together for name in names] == toolchain.built
     assert len(set(toolchain.built)) == 20
     sizes = [len(names) for names in together]
     assert sizes[:2] == [1, len(record.space.seeds) - 1], "all-FP32 alone, then the other seeds"
-    fp32, fp16 = toolchain.built[:2]
-    assert (toolchain.together[0], toolchain.together[1].count(fp16)) == ([fp32] * 3, 3), "as often as each is timed"
     assert sizes[2:5] == [1, 2, 4], "few at first, as the sampler learns from each"
     assert max(sizes[2:]) == 4
 

@@ -17,7 +17,8 @@ class Ahead:
     """The processes in which plans are open, and wait for their timing.
 
     Attributes:
-        most: how many there are at most; 1 where plans are opened as they are timed, None while it is not known.
+        most: how many there are at most; 1 where plans are opened as they are timed; None, which is 2, while it is not
+            known.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -28,7 +29,7 @@ class Ahead:
     @property
     def beside(self) -> tuple[Worker, ...]:
         """The processes beside the first one."""
-        return self._workers.beside[: (self.most or 1) - 1]
+        return self._workers.beside[: (2 if self.most is None else self.most) - 1]
 
     def count(self, plan: str) -> int:
         """How often a plan is open, by its fingerprint."""

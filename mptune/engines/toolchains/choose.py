@@ -11,7 +11,7 @@ from threading import Thread
 from mptune.engines.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.context import RunContext
 from mptune.engines.environment import backend_entries, cpu_model
-from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, load_libraries, probe
+from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.backend import foreign_operators
 from mptune.engines.toolchains.reference import Workers, has_room_beside
@@ -20,8 +20,6 @@ from mptune.errors import TargetError
 from mptune.settings import SearchSettings
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
 from mptune.targets.target import Target, check_precisions, in_power_mode, load_target, match_target, same_memory
-
-_OPENED_FIRST = 3  # processes in which all-FP32 is opened while groups are refined
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
@@ -82,8 +80,6 @@ def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
                 for observer in workers.observers if has_room_beside("cuda") else ():
                     warm_up = partial(observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
                     Thread(target=warm_up, daemon=True).start()
-                for worker in workers.beside[:_OPENED_FIRST] if has_room_beside("cuda") else ():
-                    worker.start_ahead(f"{load_libraries.__module__}:load_libraries")
                 probe("cuda", workers.main)
 
     Thread(target=ask, daemon=True).start()

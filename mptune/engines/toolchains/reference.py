@@ -45,10 +45,8 @@ def has_room_beside(provider: Provider) -> bool:
 
 
 class Workers:
-    """The worker processes of a run: one that builds, measures and emulates, and some that observe ranges beside it.
-
-    And one like the first whose environment allows TF32, and some in which plans are opened ahead. A process starts at
-    the first job, so that one that is not used costs nothing.
+    """The worker processes of a run: one that builds, measures and emulates, some that observe ranges beside it, one
+    whose environment allows TF32, and some in which plans are opened ahead. A process starts at its first job.
     """
 
     def __init__(self, settings: SearchSettings) -> None:

@@ -15,7 +15,6 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider, available_bytes
-from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.ahead import Ahead
@@ -28,10 +27,12 @@ if TYPE_CHECKING:
     from mptune.graph.facts import FusedNodes
     from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
+    from mptune.processes.parent import Worker
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
 
+_STARTED = 3  # processes beside the first that begin to load their libraries at once, and open the first plans
 _PROCESS_BYTES, _HOST_BYTES = 1e9, 2e9
 """That a process with cuDNN and cuBLAS takes of the device's memory beside its models, and of the host's, about."""
 
@@ -84,9 +85,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
         self._ahead = Ahead(self._workers)
+        self._first: dict[tuple[str, SampleSet], Measurement] = {}
         self._has_room = has_room_beside(provider)
         # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
         self.limit: float | None = None
+        self.start_ahead("first")
 
     def reference(self, which: SampleSet) -> base.ReferenceReport | Failure:
         """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
@@ -138,9 +141,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     ) -> Measurement | Failure:
         """Build, run and time one plan. An engine whose plan failed is faulty, unless the machine was at fault.
 
-        With ``profile`` the layer groups are timed, too, where ``profiling`` says so. A profile that fails is a warning
-        of the measurement, not a failure.
+        What ``evaluate_first`` measured is not measured again. With ``profile`` the layer groups are timed, too, where
+        ``profiling`` says so. A profile that fails is a warning of the measurement, not a failure.
         """
+        if (plan.fingerprint, which) in self._first:
+            return self._first.pop((plan.fingerprint, which))
         built = None if self.builder is None else self.builder.build(plan)
         if isinstance(built, Failure):
             return built
@@ -224,25 +229,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         usable = self._timings is not None and self._can_profile
         return self.builder.profiling if self.builder is not None and usable else "none"
 
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
-        timings: list[SessionTiming] = []
-        self.open_ahead([plan] * count)
-        for _ in range(count if self._timings is not None else 0):
-            again = self.evaluate(plan)
-            if isinstance(again, Failure):
-                return again
-            timings += filter(None, [again.latency.session])
-        return tuple(timings)
-
     @property
     def most_ahead(self) -> int:
         """How many plans ``open_ahead`` opens at most; 1 where plans are opened one by one, as they are timed."""
         if self._ahead.most is None:
             self._ahead.most = 1
-            opens_beside = self.builder is not None and self.builder.opens_beside and self._timings is not None
-            # A metric of the calling program answers one job at a time.
-            if opens_beside and self._has_room and self.context.settings.metric_function is None:
+            if self._opens_beside:
                 memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
                 # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
                 each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
@@ -250,59 +242,71 @@ class Toolchain(AbstractContextManager["Toolchain"]):
                 self._ahead.most = max(1, min(1 + len(self._workers.beside), int(room)))
         return self._ahead.most
 
+    @property
+    def _opens_beside(self) -> bool:
+        opens = self._timings is not None and self.builder is not None and self.builder.opens_beside
+        # A metric of the calling program answers one job at a time.
+        return opens and self._has_room and self.context.settings.metric_function is None
+
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         """Open plans at once, as many as there is room for: ``evaluate`` takes no longer then than to time them.
 
-        Each is opened in a process of its own, beside a baseline of its own; what is open already is not opened again.
-        One that fails there is opened anew.
+        Each is opened in a process of its own, beside a baseline of its own. One that fails there is opened anew.
         """
-        if self.builder is None or self._timings is None or min(self.most_ahead, len(plans)) < 2:
-            return
+        if len(plans) > 1 and self.most_ahead > 1:
+            self._open(plans, which)
+
+    def _open(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+        assert self.builder is not None
+        assert self._timings is not None
         jobs: list[tuple[str, measuring.MeasureJob]] = []
-        waiting = {plan.fingerprint: self._ahead.count(plan.fingerprint) for plan in plans}
-        for plan in plans:
-            if waiting[plan.fingerprint] > 0:
-                waiting[plan.fingerprint] -= 1
-                continue
-            if len(jobs) == len(self._ahead.free()):
-                break
+        for plan in plans[: len(self._ahead.free())]:
             built = self.builder.build(plan)
             job = built if isinstance(built, Failure) else self._timings.job(built, plan, which, self.limit)
             jobs += [] if isinstance(job, Failure) else [(plan.fingerprint, job)]
-        if len(jobs) > 1:
+        if jobs:
             self._ahead.open(jobs)
 
     @contextmanager
-    def opening_ahead(self, plans: Sequence[PrecisionPlan]) -> Iterator[None]:
-        """Open plans ahead of the search while the block runs, in the processes beside the first one."""
-        if len(plans) >= self.most_ahead:
+    def opening_first(self) -> Iterator[None]:
+        """Open all-FP32 while the block runs, which times nothing, where plans are opened beside the first process."""
+        if not self._opens_beside:
             yield
             return
         with ThreadPoolExecutor(1, thread_name_prefix="mptune-opening") as pool:
-            opening = pool.submit(self.open_ahead, plans)
+            opening = pool.submit(self._open, [self.context.grouped.uniform(Precision.FP32)])
             try:
                 yield
-            except BaseException:  # nobody waits for them
+            except BaseException:  # nobody waits for it
                 for worker in self._ahead.beside:
                     worker.close()
                 raise
             opening.result()
 
+    def evaluate_first(self) -> Measurement | None:
+        """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""
+        plan = self.context.grouped.uniform(Precision.FP32)
+        measured = self.evaluate(plan) if self._ahead.count(plan.fingerprint) else None
+        if measured is None or isinstance(measured, Failure):
+            return None
+        self._first[plan.fingerprint, "search"] = measured
+        return measured
+
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
 
-    def start_ahead(self, which: Literal["next", "beside", "tf32"] = "next") -> None:
-        """Start processes where that does not disturb what is timed: those of after the next ``restart``.
-
-        Or those that open plans ahead, or that of TF32. They load their libraries meanwhile, and touch no device.
+    def start_ahead(self, which: Literal["first", "next", "tf32"] = "next") -> None:
+        """Start processes where that does not disturb what is timed: those that open the first plans, those of after
+        the next ``restart``, or TF32's. They load their libraries meanwhile, and touch no device.
         """
-        has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
-        if self._has_room and (which != "tf32" or has_tf32):
-            beside = self._workers.beside[: self.most_ahead - 1]
-            starting = {"next": (self.worker, *beside), "beside": beside, "tf32": (self._workers.tf32,)}[which]
-            for worker in starting:
-                worker.start_ahead(f"{measuring.__name__}:load_libraries")
+        starting: dict[str, tuple[Worker, ...]] = {"next": (self.worker, *self._ahead.beside)}
+        if self._opens_beside:
+            starting["first"] = self._workers.beside[:_STARTED]
+        if self._timings is not None and self.target.tf32_tflops is not None:
+            starting["tf32"] = (self._workers.tf32,)
+        for worker in starting.get(which, ()) if self._has_room else ():
+            worker.start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""

@@ -51,9 +51,9 @@ _OWNER = "owner"
 _NAMELESS = timedelta(seconds=60)
 """A running trial names its owner within milliseconds; after this time without one, its process died before."""
 
-_TF32, _REOPENED, _FIRST = "tf32", "reopened sessions", "first baseline"
-"""Study attributes: the evaluation of all-FP32 with TF32; sessions of plans that were opened anew; the baseline's first
-latency and session, to which all others refer."""
+_TF32, _FIRST = "tf32", "first baseline"
+"""Study attributes: the evaluation of all-FP32 with TF32; the baseline's first latency and session, to which all
+others refer."""
 UNPINNED_NOTE = "unpinned FP16"
 """Study attribute: id and emulated held-out error of all-FP16 without the pins of findings."""
 
@@ -187,19 +187,16 @@ class StudyRecord:
         proposal: Proposal,
         evaluation: Evaluation,
         group_times_ms: Mapping[str, float] | None = None,
-        *,
-        is_final: bool = True,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
-        engine's own profiler.
+        ``group_times_ms`` are of the engine's own profiler.
         """
         values = [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
         outcome = {"values": values if evaluation.is_finite else None, "evaluation": evaluation.to_json()}
         if group_times_ms is not None:
             outcome["group_ms"] = {g: round(ms, 6) for g, ms in group_times_ms.items() if g in self.space.free}
-        self._tell(proposal, outcome, is_final=is_final)
+        self._tell(proposal, outcome)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
@@ -282,11 +279,10 @@ class StudyRecord:
         named = {group: Precision.named(precision) for group, precision in precisions.items()}
         return PrecisionPlan(self.space.model_sha256, named)
 
-    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any], *, is_final: bool = True) -> None:
+    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
         with suppress(UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
-            if is_final:
-                self._finish(proposal.number, outcome)
+            self._finish(proposal.number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
         state = TrialState.PRUNED if outcome["values"] is None else None
@@ -308,8 +304,8 @@ def _origin_of(attrs: Mapping[str, Any]) -> Origin:
 class Sessions:
     """The timings of single sessions that a study holds, and the intervals of latencies that follow from all of them.
 
-    They stand in the evaluations, in what re-measuring noted, and in a note of those that were opened anew to learn how
-    far sessions of one plan differ. They are read once: made anew, it sees what has been added.
+    They stand in the evaluations, and in what re-measuring noted. They are read once: made anew, it sees what has been
+    added.
     """
 
     def __init__(self, record: StudyRecord) -> None:
@@ -319,12 +315,9 @@ class Sessions:
         for evaluation in record.evaluations():
             if evaluation.latency.session is not None:
                 timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
-        noted = [*(record.note(_REOPENED) or ())]
         for key, note in record.notes(CONFIRM_NOTE).items():
             if (session := note.get("latency", {}).get("session")) is not None:
-                noted.append((key.split(":")[1], session))
-        for fingerprint, timing in noted:
-            timings.setdefault(fingerprint, []).append(SessionTiming.from_json(timing))
+                timings.setdefault(key.split(":")[1], []).append(SessionTiming.from_json(session))
         self.spread = SessionSpread(timings, first.get("session"))
 
     def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
@@ -370,9 +363,3 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
         first = {"ms": baseline.median_ms * measurement.drift, "session": None if session is None else session.baseline}
         record.set_note(_FIRST, first)
     return measurement.with_drift(first["ms"] / baseline.median_ms)
-
-
-def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
-    """Note the sessions of a plan that were opened anew. Of two workers that do so at once, one may be overwritten."""
-    added = [[plan.fingerprint, timing.to_json()] for timing in timings]
-    record.set_note(_REOPENED, [*(record.note(_REOPENED) or ()), *added])

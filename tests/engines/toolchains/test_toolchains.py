@@ -86,8 +86,7 @@ def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: Prec
     assert {each.error_source for each in (base, half, held_out)} == {tools.error_source}
     assert base.error.value("relative_l2") < 1e-6 < half.error.value("relative_l2") < 1e-1
     assert held_out.error != half.error
-    reopened = tools.reopen(fp16, 2)
-    assert not isinstance(reopened, Failure)
+    once_more = measured(tools.evaluate(fp16))
     tools.restart()
     again = measured(tools.evaluate(fp16))
     assert again.error == half.error
@@ -95,12 +94,12 @@ def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: Prec
         assert LEAST_VALUES <= len(half.latency.raw_ms) == len(half.baseline.raw_ms) <= 10
         assert (base.drift, half.power_mode) == (1.0, None)
         name = base.latency.session.baseline
-        assert [session.baseline for session in reopened] == [name] * 2
+        assert once_more.latency.session.baseline == name
         is_here = tools.worker.pid is None  # the device in memory runs its jobs in this process
         assert (again.latency.session.baseline == name) is is_here, "of another process"
-        assert is_here or len({session.log_ratio for session in (half.latency.session, *reopened)}) == 3
+        assert is_here or half.latency.session.log_ratio != once_more.latency.session.log_ratio
     else:
-        assert (reopened, base.baseline, base.error.value("relative_l2")) == ((), None, 0.0)
+        assert (base.latency.session, base.baseline, base.error.value("relative_l2")) == (None, None, 0.0)
     if base.engine_path is not None:
         assert {path.parent for path in (base.engine_path, half.engine_path)} == {tools.context.engines_dir}
         assert (again.engine_path, again.build_s) == (half.engine_path, 0.0), "what was measured is what ships"
@@ -462,9 +461,6 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     sessions = [each.latency.session.baseline for each in (alone, *opened)]
     assert len(set(sessions)) == 3, "each in a process of its own; one of them is the first"
     assert sessions[0] in sessions[1:]
-    reopened = tools.reopen(fp16, 2)
-    assert not isinstance(reopened, Failure)
-    assert len({session.baseline for session in reopened}) == 2
     first = measured(tools.evaluate(fp16)).latency.session.baseline
     assert tools.turn_elsewhere(fp16), "the first process goes on"
     assert measured(tools.evaluate(fp16)).latency.session.baseline != first
@@ -474,14 +470,15 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     assert measured(tools.evaluate(fp16)).latency.session.baseline not in sessions, "a restart ends them all"
 
 
-def test_all_fp32_is_opened_while_groups_are_refined(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
+def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
     tools = opens_beside
-    with tools.opening_ahead([fp32] * 2):
-        assert not isinstance(tools.emulate([fp32]), Failure)
-    tools.open_ahead([fp32] * 2)
-    assert tools._ahead.count(fp32.fingerprint) == 2, "it is open already"
-    assert len({measured(tools.evaluate(fp32)).latency.session.baseline for _ in range(2)}) == 2
-    with pytest.raises(KeyboardInterrupt), tools.opening_ahead([fp32] * 2):
+    assert tools.evaluate_first() is None, "it is not open"
+    with tools.opening_first():
+        assert not isinstance(tools.missing_kernels(Precision.FP16), Failure)
+    first = tools.evaluate_first()
+    assert first is not None
+    assert tools.evaluate(fp32) is first is not tools.evaluate(fp32)
+    with pytest.raises(KeyboardInterrupt), tools.opening_first():
         raise KeyboardInterrupt
     assert all(worker.is_closed for worker in tools._ahead.beside), "nobody waits for them"
 
