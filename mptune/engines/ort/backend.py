@@ -106,10 +106,11 @@ class OrtBuilder(ModelBuilder):
     @cached_property
     def tf32_by_environment(self) -> bool:
         """Whether convolutions are a good part of the work: elsewhere it matters more that no product uses TF32."""
-        model = self.context.model
-        has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
-        shapes = self.reference.shapes if has_convolution else {}
-        return is_convolutional(model, shapes) if shapes else has_convolution
+        model, static = self.context.model, self.reference.static  # what is observed comes later
+        if self.provider == "cpu" or not any(map(is_convolution, model.nodes)):
+            return False
+        shapes = self.reference.shapes if static.unknown else static.shapes
+        return not shapes or is_convolutional(model, shapes)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``Toolchain``; no node can leave the CPU provider, the last one."""

@@ -17,8 +17,7 @@ class Ahead:
     """The processes in which plans are open, and wait for their timing.
 
     Attributes:
-        most: how many there are at most; 1 where plans are opened as they are timed; None, which is 2, while it is not
-            known.
+        most: how many there are at most; 1 where plans are opened as they are timed; None, for 2, as long as unknown.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -47,13 +46,9 @@ class Ahead:
         """
         opened = [(plan, worker, OpenAheadJob(job)) for (plan, job), worker in zip(jobs, self.free(), strict=False)]
         began_s = time.monotonic()
-        with ThreadPoolExecutor(len(opened)) as pool:
-            try:
-                answers = list(pool.map(lambda each: each[1].call(each[2]), opened))
-            except BaseException:  # Ctrl-C, or an error of the user's script: nobody waits for the others
-                for _, worker, _ in opened:
-                    worker.close()
-                raise
+        pool = ThreadPoolExecutor(len(opened))  # after Ctrl-C, or an error of the user's script, nobody waits for it
+        answers = list(pool.map(lambda each: each[1].call(each[2]), opened))
+        pool.shutdown()
         SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
         for (plan, worker, _), answer in zip(opened, answers, strict=True):
             if answer is None:

@@ -15,7 +15,6 @@ import numpy as np
 from mptune.data.archive import save_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import PARTS_JSON, cover_held_out, find_parts, load_parts, parts_path, save_parts
-from mptune.data.metrics.table import METRICS
 from mptune.data.samples import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.environment import usable_cores
@@ -33,7 +32,6 @@ from mptune.processes.child import WorkerState
 FEW, CLEARLY = 2, 1.8
 """Samples, and how many times the limit an error on them is that is beyond it on all, where samples differ by .4 of it.
 They show of most plans that these cannot be chosen."""
-_COMPARED = 4  # emulated plans at a time
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
@@ -245,14 +243,11 @@ class SwitchedErrorsJob:
             for on in self.plans
         ]
         if self.provider != "cpu":
-            # The outputs of plans are compared while the device runs the next ones. The first comparison prepares what
-            # all need; and a function of the user's is called in one thread at a time.
             scores: list[Future[OutputError]] = []
-            most = _COMPARED if METRICS.keys() >= {scoring.metric, *scoring.reported} else 1
-            with ThreadPoolExecutor(most) as pool:
+            with ThreadPoolExecutor(1) as pool:  # The outputs of a plan are compared while the device runs the next.
                 for plan in runs:
                     outputs = [session.replay(feed) for feed in plan]
-                    wait(scores[:1] + scores[-most:][:1])
+                    wait(scores[-1:])
                     scores.append(pool.submit(scoring.error, state, outputs))
             return tuple(score.result() for score in scores)
         calls = [partial(session.run, feed) for plan in runs for feed in plan]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import RLock
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.row_sets import row_axes
@@ -22,7 +23,7 @@ from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
-from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.loading.shapes import StaticShapes, static_shapes
 from mptune.graph.writing.variants import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
@@ -35,8 +36,7 @@ LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
 MOST_BESIDE = 7
 """Processes beside the first, at most. On an H200 with 16 cores eight took 6.0 s to open a ConvNeXt each, one 4.3."""
-_CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
-_MOST_OBSERVERS = 4
+_CORES_BESIDE, _MOST_OBSERVERS = 4, 4  # fewest cores that have room for what runs beside the first worker
 
 
 def has_room_beside(provider: Provider) -> bool:
@@ -85,6 +85,7 @@ class ReferenceModel:
     observers: Sequence[Worker] = ()  # observe ranges beside the first reference, where there is room for both
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(init=False)
+    _asking: RLock = field(default_factory=RLock, init=False)
 
     def __post_init__(self) -> None:
         self._ranges = self.context.ranges
@@ -116,16 +117,17 @@ class ReferenceModel:
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
-        if self._ranges is None:
-            ranges = None if self._observing is None else self._observing.result()
-            self._observing = None
-            self._end_observers()
-            if ranges is None or isinstance(ranges, Failure):
-                ranges = self._observe((self.worker,), self.folded_values, stage)
-            if isinstance(ranges, Failure):
-                return ranges
-            self._ranges = ranges
-        return self._ranges
+        with self._asking:
+            if self._ranges is None:
+                ranges = None if self._observing is None else self._observing.result()
+                self._observing = None
+                self._end_observers()
+                if ranges is None or isinstance(ranges, Failure):
+                    ranges = self._observe((self.worker,), self.folded_values, stage)
+                if isinstance(ranges, Failure):
+                    return ranges
+                self._ranges = ranges
+            return self._ranges
 
     def stop_observing(self) -> None:
         """End what is observed beside other jobs; ``observe`` begins anew."""
@@ -138,6 +140,12 @@ class ReferenceModel:
         for observer in self.observers:
             observer.close()
 
+    @cached_property
+    def static(self) -> StaticShapes:
+        """Shapes that follow from those of the largest sample, without a run."""
+        every = read_sample_shapes(self.context.samples("search"))
+        return static_shapes(self.context.model, given=max(every, key=lambda each: sum(map(math.prod, each.values()))))
+
     @property
     def shapes(self) -> Mapping[str, Shape]:
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""
@@ -149,8 +157,7 @@ class ReferenceModel:
     ) -> Mapping[str, TensorRange] | Failure:
         """The ranges, in parts that workers share."""
         context, samples = self.context, self.context.samples("search")
-        shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
-        parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes, len(workers))
+        parts = observed_parts(context.model, self.static.shapes, len(workers))
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         one_run = run_bytes(context.model, samples, self.provider)

@@ -273,15 +273,10 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if not self._opens_beside:
             yield
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="mptune-opening") as pool:
-            opening = pool.submit(self._open, [self.context.grouped.uniform(Precision.FP32)])
-            try:
-                yield
-            except BaseException:  # nobody waits for it
-                for worker in self._ahead.beside:
-                    worker.close()
-                raise
-            opening.result()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-opening")
+        opening = pool.submit(self._open, [self.context.grouped.uniform(Precision.FP32)])
+        yield  # after Ctrl-C nobody waits for it
+        opening.result()
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""
