@@ -119,7 +119,7 @@ def _row(title: str, result: Mapping[str, Any]) -> str:
     fp32, tf32, fp16, chosen = (result.get(name) for name in ("fp32", "tf32", "fp16", "chosen"))
     groups = f"{chosen['fp32_groups']} of {chosen['fp16_groups'] + chosen['fp32_groups']}"
     if fp16 is not None and fp16["plan"] == chosen["plan"]:
-        groups = "FP16 is enough"
+        groups = "FP16 is enough" + (f", {chosen['fp32_groups']} pinned" if chosen["fp32_groups"] else "")
     time_ms = f"{_ms(chosen)} ({fp32['ms'] / chosen['ms']:.2f}x)"
     cells = (title, _ms(fp32), _ms(tf32), _error(tf32), _ms(fp16), _error(fp16), time_ms, _error(chosen), groups)
     return f"| {' | '.join(cells)} |"

@@ -181,13 +181,13 @@ def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_
 
 
 def test_where_nothing_is_repeated_a_spread_is_assumed() -> None:
-    timing, both = SessionTiming("first", -0.3, 2e-3), math.hypot(1.5e-3, 2e-3)
+    timing, both = SessionTiming("first", -0.3, 2e-3), math.hypot(2.5e-3, 2e-3)
     spread = SessionSpread({"plan": [timing]})
-    assert (spread.sd, spread.degrees) == (1.5e-3, 0)
+    assert (spread.sd, spread.degrees) == (2.5e-3, 0)
     low, high = spread.estimate([timing]).interval()
     assert (math.log(low), math.log(high)) == pytest.approx((-0.3 - 1.96 * both, -0.3 + 1.96 * both), abs=1e-6)
     other = spread.estimate([replace(timing, baseline="another")]).sd
-    assert other == pytest.approx(math.hypot(both, 1.5e-3, 1.5e-3)), "neither baseline's effect is known"
+    assert other == pytest.approx(math.hypot(both, 2.5e-3, 2.5e-3)), "neither baseline's effect is known"
 
 
 def test_what_a_device_does_in_one_round_cancels() -> None:
