@@ -24,6 +24,7 @@ from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import StaticShapes, static_shapes
+from mptune.graph.plan import Precision
 from mptune.graph.writing.variants import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
@@ -34,6 +35,7 @@ _OBSERVED_BYTES = 1 << 33
 1.6 GB a sample."""
 LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
+_OBSERVERS_BYTES = 2 << 30  # of weights, in the processes that observe ranges
 MOST_BESIDE = 7
 """Processes beside the first, at most. On an H200 with 16 cores eight took 6.0 s to open a ConvNeXt each, one 4.3."""
 _CORES_BESIDE, _MOST_OBSERVERS = 4, 4  # fewest cores that have room for what runs beside the first worker
@@ -94,8 +96,10 @@ class ReferenceModel:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
         is_first = which == "search" and self._ranges is None and self._observing is None
         if is_first and self.observers and has_room_beside(self.provider):
+            weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
+            observers = self.observers[: max(1, _OBSERVERS_BYTES // max(1, weights))]
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
-            self._observing = pool.submit(self._observe, self.observers, self.folded_values)
+            self._observing = pool.submit(self._observe, observers, self.folded_values)
             self._observing.add_done_callback(lambda done: self._end_observers())  # They hold memory of the device.
             pool.shutdown(wait=False)
         context, is_search = self.context, which == "search"
@@ -171,8 +175,7 @@ class ReferenceModel:
             path = context.scratch(f"observe-{workers.index(worker)}")
             try:
                 write_with_outputs(model, context.bank, path, part.outputs)
-                job = ObserveJob(path, part, samples, self.provider, context.precisions, one_run, most)
-                answer = worker.call(job)
+                answer = worker.call(ObserveJob(path, part, samples, self.provider, context.precisions, one_run, most))
                 if isinstance(answer, Failure):
                     return answer
                 ranges.update(answer)

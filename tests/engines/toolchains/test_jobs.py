@@ -272,6 +272,20 @@ def test_two_threads_that_ask_for_ranges_get_those_that_were_observed_once(
     assert len(calls.workers[ObserveJob]) == 1
 
 
+@pytest.mark.parametrize(("weights_bytes", "processes"), [(1 << 30, 2), (1, 1)])
+def test_ranges_are_observed_by_as_many_processes_as_hold_the_weights(
+    weights_bytes: int, processes: int, opened: Callable[[], Toolchain], calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = opened().observe()
+    calls.workers[ObserveJob].clear()
+    monkeypatch.setattr(reference, "usable_cores", lambda: 8)
+    monkeypatch.setattr(reference, "_OBSERVERS_BYTES", weights_bytes)
+    toolchain = opened()
+    assert not isinstance(toolchain.reference("search"), Failure)
+    assert toolchain.observe() == expected
+    assert len(set(calls.workers[ObserveJob])) == processes
+
+
 def test_few_samples_are_observed_where_their_values_take_much_memory(
     opened: Callable[[], Toolchain], mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
