@@ -22,8 +22,7 @@ LEAST_VALUES = 5
 """Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
 CLEAR = 4.0  # a difference of this many standard errors is clear
 EXACT = 6e-4
-"""Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
-smaller is wanted where nothing is known of the spread of this model."""
+"""Standard error of a log ratio that is small beside any spread between sessions that was seen."""
 COARSE = 1.2e-3
 """A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
 _OF_SPREAD = 0.5
@@ -48,13 +47,14 @@ class SessionTiming(JsonForm):
     baseline: str  # which session of the baseline; all candidates of one worker process share it
     log_ratio: float  # ``log(median / median of the baseline)``
     sd: float  # standard error of ``log_ratio`` within these two sessions
+    baseline_ms: float = 1.0  # median of the baseline
 
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
         """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
         values, others = np.maximum(values_ms, _LEAST_MS), np.maximum(baseline_ms, _LEAST_MS)
-        ratio = float(np.median(values)) / float(np.median(others))
-        return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
+        median_ms, other_ms = float(np.median(values)), float(np.median(others))
+        return cls(baseline, math.log(median_ms / other_ms), log_ratio_sd(values, others), other_ms)
 
 
 def log_ratio_sd(values: Floats, baseline: Floats) -> float:
@@ -220,12 +220,13 @@ class Standings:
 
     def enough(self, plan: str, limit: float | None = None) -> Enough:
         """What the next timing of a plan has to show; ``limit`` as in ``Enough``."""
-        return Enough(
-            SessionSpread(self._timings).sd,
-            tuple(
-                (float(np.mean([timing.log_ratio for timing in timings])), self._errors[other])
-                for other, timings in self._timings.items()
-                if other != plan and math.isfinite(self._errors.get(other, math.nan))
-            ),
-            limit=limit,
+        spread = SessionSpread(self._timings)
+        # Where few plans were timed again: one session of the baseline differs from the next one as a plan's do.
+        logs = [*{t.baseline: math.log(t.baseline_ms) for each in self._timings.values() for t in each}.values()]
+        sd = spread.sd if spread.degrees >= 3 or len(logs) < 3 else math.sqrt(np.mean(np.diff(logs) ** 2) / 2.0)
+        others = (
+            (float(np.mean([timing.log_ratio for timing in timings])), self._errors[other])
+            for other, timings in self._timings.items()
+            if other != plan and math.isfinite(self._errors.get(other, math.nan))
         )
+        return Enough(sd, tuple(others), limit=limit)

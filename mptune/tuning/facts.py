@@ -175,8 +175,7 @@ def observe(
     with toolchain.opening_first():  # on a GPU ranges are observed meanwhile, too
         kernels = ask_for_kernels(toolchain, precisions, listener)
         listener.stage("observing the ranges of values")
-        what = "observing ranges"
-        ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
+        ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, "observing ranges")
         if isinstance(ranges, Failure):
             raise did_not_run("the model cannot be observed in FP32", ranges, model)
     if (first := toolchain.evaluate_first()) is not None:

@@ -297,6 +297,16 @@ def test_a_plan_is_not_compared_with_itself() -> None:
     assert Standings().enough("a").spread > EXACT
 
 
+@pytest.mark.parametrize("drift", [0.0, 1e-3])
+def test_the_baselines_of_several_processes_tell_the_spread_where_no_plan_was_timed_again(drift: float) -> None:
+    """Drift of the clocks from one to the next is smaller than that."""
+    generator, standings = np.random.default_rng(0), Standings()
+    for number in range(60):
+        baseline_ms = 2.0 * math.exp(drift * number + generator.normal(0.0, 1e-2))
+        standings.add(f"plan {number}", [SessionTiming(f"process {number}", -0.3, 1e-4, baseline_ms)], 1e-3)
+    assert standings.enough("another").spread == pytest.approx(1e-2, rel=0.25)
+
+
 SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10)
 
 

@@ -186,8 +186,7 @@ class ReferenceModel:
 
         with ThreadPoolExecutor(len(workers), thread_name_prefix="mptune-observing") as pool:
             failure = next(filter(None, (map if len(workers) == 1 else pool.map)(observe, parts)), None)
-        order = (name for part in parts for name in part.rows)
-        return {name: ranges[name] for name in order} if failure is None else failure
+        return {name: ranges[name] for part in parts for name in part.rows} if failure is None else failure
 
     @cached_property
     def folded_values(self) -> FoldedValues:
