@@ -100,7 +100,8 @@ class ReferenceModel:
             observers = self.observers[: max(1, _OBSERVERS_BYTES // max(1, weights))]
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
             self._observing = pool.submit(self._observe, observers, self.folded_values)
-            self._observing.add_done_callback(lambda done: self._end_observers())  # They hold memory of the device.
+            # They hold memory of the device.
+            self._observing.add_done_callback(lambda done: list(map(Worker.close, observers)))
             pool.shutdown(wait=False)
         context, is_search = self.context, which == "search"
         job = ReferenceJob(
@@ -141,8 +142,8 @@ class ReferenceModel:
             self._observing = None
 
     def _end_observers(self) -> None:
-        for observer in self.observers:
-            observer.close()
+        with ThreadPoolExecutor(max(1, len(self.observers))) as pool:  # a process takes a while to end
+            list(pool.map(Worker.close, self.observers))
 
     @cached_property
     def static(self) -> StaticShapes:
