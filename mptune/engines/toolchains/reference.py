@@ -28,7 +28,6 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.variants import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
-from mptune.targets.costs import Shape
 
 _OBSERVED_BYTES = 1 << 33
 """Values that are read to observe ranges, bytes about: those of a GPU come to the host. A SegFormer at 512 x 512 has
@@ -152,7 +151,7 @@ class ReferenceModel:
         return static_shapes(self.context.model, given=max(every, key=lambda each: sum(map(math.prod, each.values()))))
 
     @property
-    def shapes(self) -> Mapping[str, Shape]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""
         ranges = self.observe()
         return {} if isinstance(ranges, Failure) else {name: value.shape for name, value in ranges.items()}
