@@ -31,6 +31,7 @@ from mptune.tuning import baseline, space
 from mptune.tuning.bench import Listener, Logged, run_job, run_needed_job
 from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.refining import RefinedGroup, refine
+from mptune.tuning.texts import format_ms
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def observe(
         if isinstance(ranges, Failure):
             raise did_not_run("the model cannot be observed in FP32", ranges, model)
     if (first := toolchain.evaluate_first()) is not None:
-        listener.stage(f"all-FP32 takes {first.latency.median_ms:.4g} ms")
+        listener.stage(f"all-FP32 takes {format_ms(first.latency.median_ms)} ms")
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))
     warnings: tuple[str, ...] = ()
     if model is not None and target is not None:
