@@ -14,6 +14,7 @@ import pytest
 import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.environment import Environment
+from mptune.engines.latency import Latency
 from mptune.errors import BaselineError, RunError
 from mptune.files import write_json
 from mptune.graph.groups import GroupedModel, find_groups
@@ -133,6 +134,13 @@ def test_observations_survive_their_file(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"observed\.json cannot be read"):
         Observations.load(path)
     assert Observations.load(tmp_path / "none.json") is None
+
+
+def test_what_all_fp32_takes_is_told_where_it_is_measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, diary = SimpleNamespace(latency=Latency.predicted(2.9)), Diary()
+    monkeypatch.setattr(FakeToolchain, "evaluate_first", lambda toolchain: first)
+    observe(FakeToolchain(Law(()), ranges={}), diary)
+    assert diary.stages[-1] == "all-FP32 takes 2.900 ms"
 
 
 def test_a_model_that_cannot_be_observed_is_told() -> None:
