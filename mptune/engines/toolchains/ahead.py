@@ -55,7 +55,7 @@ class Ahead:
                 self._waiting.setdefault(plan, []).append(worker)
         if any(answer is not None for answer in answers):
             self.restart(*self.beside)
-            self.most = 1
+            self.most = None if self.most is None else 1  # not for good where ranges are observed meanwhile
 
     def take(self, plan: str) -> Worker:
         """Where a plan is to be timed: where it is open, else in the first process."""

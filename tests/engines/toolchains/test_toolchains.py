@@ -504,3 +504,15 @@ def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
     names = {measured(tools.evaluate(plan)).latency.session.baseline for plan in (fp32, fp16)}
     assert len(names) == 1
     assert not tools.turn_elsewhere(fp16), "there is no other: the first was ended"
+
+
+def test_where_the_first_plan_does_not_open_others_are_opened_side_by_side(
+    opens_beside: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short while ranges are observed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ahead, "OpenAheadJob", lambda job: faults.abort())
+        with opens_beside.opening_first():
+            pass
+    assert opens_beside.evaluate_first() is None
+    assert opens_beside.most_ahead == 3
