@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mptune.graph.facts import FusedNodes
     from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
-    from mptune.processes.parent import Worker
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
@@ -295,11 +294,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """Start processes where that does not disturb what is timed: those that open the first plans, those of after
         the next ``restart``, or TF32's. They load their libraries meanwhile, and touch no device.
         """
-        starting: dict[str, tuple[Worker, ...]] = {"next": (self.worker, *self._ahead.beside)}
+        starting = {"next": [self.worker, *self._ahead.beside]}
         if self._opens_beside:
-            starting["first"] = self._workers.beside[:_STARTED]
+            starting["first"] = [*self._workers.beside[:_STARTED]]
         if self._timings is not None and self.target.tf32_tflops is not None:
-            starting["tf32"] = (self._workers.tf32,)
+            starting["tf32"] = [self._workers.tf32]
         for worker in starting.get(which, ()) if self._has_room else ():
             worker.start_ahead(f"{measuring.__name__}:load_libraries")
 
