@@ -106,10 +106,11 @@ class OrtBuilder(ModelBuilder):
     @cached_property
     def tf32_by_environment(self) -> bool:
         """Whether convolutions are a good part of the work: elsewhere it matters more that no product uses TF32."""
-        model, static = self.context.model, self.reference.static  # what is observed comes later
+        model = self.context.model
         if self.provider == "cpu" or not any(map(is_convolution, model.nodes)):
             return False
-        shapes = self.reference.shapes if static.unknown else static.shapes
+        static = self.reference.static
+        shapes = self.reference.shapes if static.unknown else static.shapes  # what is observed comes later
         return not shapes or is_convolutional(model, shapes)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mptune.engines.base import Stage
+from mptune.engines.ort.session import SideBySide
 from mptune.engines.toolchains.measuring import MeasureJob, OpenAheadJob
 from mptune.engines.toolchains.reference import Workers
 from mptune.processes.child import SECONDS
@@ -28,7 +29,7 @@ class Ahead:
     @property
     def beside(self) -> tuple[Worker, ...]:
         """The processes beside the first one."""
-        return self._workers.beside[: (2 if self.most is None else self.most) - 1]
+        return self._workers.beside[: (self.most or 2) - 1]
 
     def count(self, plan: str) -> int:
         """How often a plan is open, by its fingerprint."""
@@ -55,7 +56,7 @@ class Ahead:
                 self._waiting.setdefault(plan, []).append(worker)
         if any(answer is not None for answer in answers):
             self.restart(*self.beside)
-            self.most = None if self.most is None else 1  # not for good where ranges are observed meanwhile
+            self.most = self.most and 1  # not for good where ranges are observed meanwhile
 
     def take(self, plan: str) -> Worker:
         """Where a plan is to be timed: where it is open, else in the first process."""
@@ -72,5 +73,4 @@ class Ahead:
         """End processes, and what is open in them."""
         for waiting in self._waiting.values():
             waiting[:] = [worker for worker in waiting if worker not in workers]
-        with ThreadPoolExecutor(len(workers)) as pool:  # a process takes a while to end
-            list(pool.map(Worker.restart, workers))
+        SideBySide(len(workers)).run([worker.restart for worker in workers])  # a process takes a while to end

@@ -21,7 +21,7 @@ from mptune.graph.groups import GroupedModel
 from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.graph.writing.emulate import Cut, Emulator
 from mptune.graph.writing.variants import write_tf32, write_with_outputs
 from mptune.processes.parent import Worker
@@ -218,8 +218,8 @@ class Emulation:
     @cached_property
     def _kept_sessions(self) -> int:
         """As many stay open as there is memory for; on a GPU one, as engines need the memory."""
-        weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
-        return min(_KEPT_BYTES // (weights + _SESSION_BYTES), STRETCHES if self.provider == "cpu" else 1)
+        each = self.context.bank.fp32_bytes + _SESSION_BYTES
+        return min(_KEPT_BYTES // each, STRETCHES if self.provider == "cpu" else 1)
 
     @cached_property
     def _stretches(self) -> tuple[tuple[str, ...], ...]:

@@ -17,14 +17,13 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import usable_cores
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
-from mptune.engines.ort.session import Provider
+from mptune.engines.ort.session import Provider, SideBySide
 from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import StaticShapes, static_shapes
-from mptune.graph.plan import Precision
 from mptune.graph.writing.variants import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
@@ -68,8 +67,7 @@ class Workers:
             self.main.on_question = self.tf32.on_question = partial(number_of, context.settings.metric, function)
 
     def close(self) -> None:
-        with ThreadPoolExecutor(len(self._every)) as pool:  # a process takes a while to end
-            list(pool.map(Worker.close, self._every))
+        SideBySide(len(self._every)).run([worker.close for worker in self._every])  # a process takes a while to end
 
     @property
     def _every(self) -> tuple[Worker, ...]:
@@ -95,12 +93,10 @@ class ReferenceModel:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
         is_first = which == "search" and self._ranges is None and self._observing is None
         if is_first and self.observers and has_room_beside(self.provider):
-            weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
-            observers = self.observers[: max(1, _OBSERVERS_BYTES // max(1, weights))]
+            observers = self.observers[: max(1, _OBSERVERS_BYTES // max(1, self.context.bank.fp32_bytes))]
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
             self._observing = pool.submit(self._observe, observers, self.folded_values)
-            # They hold memory of the device.
-            self._observing.add_done_callback(lambda done: list(map(Worker.close, observers)))
+            self._observing.add_done_callback(lambda done: list(map(Worker.close, observers)))  # to free the device
             pool.shutdown(wait=False)
         context, is_search = self.context, which == "search"
         job = ReferenceJob(
@@ -141,8 +137,7 @@ class ReferenceModel:
             self._observing = None
 
     def _end_observers(self) -> None:
-        with ThreadPoolExecutor(max(1, len(self.observers))) as pool:  # a process takes a while to end
-            list(pool.map(Worker.close, self.observers))
+        SideBySide(len(self.observers)).run([observer.close for observer in self.observers])
 
     @cached_property
     def static(self) -> StaticShapes:

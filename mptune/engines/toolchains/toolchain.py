@@ -269,13 +269,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     @contextmanager
     def opening_first(self) -> Iterator[None]:
         """Open all-FP32 while the block runs, which times nothing, where plans are opened beside the first process."""
-        if not self._opens_beside:
-            yield
-            return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-opening")
-        opening = pool.submit(self._open, [self.context.grouped.uniform(Precision.FP32)])
+        pool, plans = ThreadPoolExecutor(1, "mptune-opening"), [self.context.grouped.uniform(Precision.FP32)]
+        opening = pool.submit(self._open, plans) if self._opens_beside else None
         yield  # after Ctrl-C nobody waits for it
-        opening.result()
+        if opening is not None:
+            opening.result()
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""

@@ -75,11 +75,12 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]], count: i
     for probed in probed_nodes(model):
         nodes.setdefault(probed.key, []).append(probed)
     parts, outputs, tensors = list[ObservedPart](), set[str](), observed_tensors(model)
-    sizes = {name: 4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in tensors}
-    most = _PART_BYTES if count == 1 else min(_PART_BYTES, 1.25 * sum(sizes.values()) / count)
+    sizes = {name: 4 * math.prod(shape) for name, shape in shapes.items()}
+    total = sum(sizes.get(name, _UNKNOWN_BYTES) for name in tensors)
+    most = _PART_BYTES if count == 1 else min(_PART_BYTES, 1.25 * total / count)
     for tensor in tensors:
         reads = frozenset((tensor,)).union(*(probed.reads for probed in nodes.get(tensor, ())))
-        more = sum(4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in reads - outputs)
+        more = sum(sizes.get(name, _UNKNOWN_BYTES) for name in reads - outputs)
         if not parts or parts[-1].sample_bytes + more > most or len(outputs | reads) > _MOST_OUTPUTS:
             parts.append(ObservedPart())
             outputs = set()

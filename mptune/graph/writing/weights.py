@@ -194,6 +194,11 @@ class WeightBank:
     # Precision -> constant -> place in its file, for those that it was asked for.
     places: Mapping[Precision, Mapping[str, Place]]
 
+    @property
+    def fp32_bytes(self) -> int:
+        """What the constants take, without the rounded ones."""
+        return sum(place.length for place in self.places[Precision.FP32].values())
+
     @classmethod
     def write(cls, model: Model, directory: Path, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> WeightBank:
         """Write the bank, or take the one that is there when it is this model's and whole.
