@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -155,6 +154,7 @@ class FakeToolchain:
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)  # evaluations: plan, samples, restarts
     ahead: list[str] = field(default_factory=list)
     together: list[list[str]] = field(default_factory=list)  # plans that are opened at once
+    opened_at: int = -1  # the number of evaluations then
     emulated: list[str] = field(default_factory=list)
     profiled: list[str] = field(default_factory=list)
 
@@ -226,10 +226,18 @@ class FakeToolchain:
         self.ahead.append(which)
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
-        self.together.append([plan.fingerprint for plan in plans])
+        if not self.together or self.opened_at != len(self.calls):  # what opened before has been evaluated
+            self.together.append([])
+        self.opened_at = len(self.calls)
+        self.together[-1] += [plan.fingerprint for plan in plans]
 
-    def opening_first(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def are_new(self, plans: Sequence[PrecisionPlan]) -> bool:
+        names = [plan.fingerprint for plan in plans]
+        names += [name for name, _, restarts in self.calls if restarts == self.restarts]
+        return all(names.count(plan.fingerprint) <= self.most_ahead for plan in plans)
+
+    def open_first(self) -> None:
+        return
 
     def evaluate_first(self) -> None:
         return None

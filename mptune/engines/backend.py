@@ -6,7 +6,6 @@ progress of a long build by ``WorkerState.report``.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,7 +139,6 @@ class ModelBuilder(Builder):
         self.reference, self.context = reference, reference.context
         self._make_engine = make_engine
         self._written: dict[str, Path] = {}
-        self._writing = threading.RLock()  # all-FP32 is opened while kernels are asked for
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
@@ -156,10 +154,9 @@ class ModelBuilder(Builder):
     def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
         """The typed model of a plan, written where it is not there."""
         name = "baseline" if baseline else plan.fingerprint
-        with self._writing:
-            if name not in self._written:
-                self._written[name] = self.write(plan, name)
-            return self._written[name]
+        if name not in self._written:
+            self._written[name] = self.write(plan, name)
+        return self._written[name]
 
     @contextmanager
     def written(self, plan: PrecisionPlan, name: str) -> Iterator[Path]:
@@ -172,8 +169,7 @@ class ModelBuilder(Builder):
 
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
-        with self._writing:
-            return self._rewriter.write(plan, self.context.scratch(name))
+        return self._rewriter.write(plan, self.context.scratch(name))
 
     @cached_property
     def _rewriter(self) -> Rewriter:

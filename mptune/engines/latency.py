@@ -189,7 +189,8 @@ def time_in_turn(
 ) -> tuple[Latency, ...]:
     """Warm up the device, its clocks and its caches for each engine; then time one value of each engine in turn.
 
-    ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those of each engine so far.
+    A device may be faster for a while after the warm-up, too: these rounds do not count (``_first_steady``).
+    ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those that count so far.
     """
     start = clock()
     for _ in range(_MAX_PROBES):
@@ -200,15 +201,30 @@ def time_in_turn(
     executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
     values_of: list[list[float]] = [[] for _ in watches]
-    for count in range(1, repetitions.iterations + 1):
+    first, counted = 0, values_of
+    for _ in range(2 * repetitions.iterations):
         for watch, values in zip(watches, values_of, strict=True):
             values.append(watch.value_ms(executions))
-        if count >= least and is_enough(values_of):
+        first = max(first, _first_steady(values_of))
+        counted = [values[first:] for values in values_of]
+        count = len(counted[0])
+        if count >= repetitions.iterations or (count >= least and is_enough(counted)):
             break
     return tuple(
         summarise(values, settings, executions_per_value=executions, enqueue_ms=watch.enqueue_ms)
-        for watch, values in zip(watches, values_of, strict=True)
+        for watch, values in zip(watches, counted, strict=True)
     )
+
+
+def _first_steady(values_of: Sequence[Sequence[float]]) -> int:
+    """The first round that is no further from the last ``LEAST_VALUES`` than these are from each other.
+
+    On an H200 each kernel of a CUDA graph takes 0.5 us less until 210 to 320 ms after a device that was idle has begun.
+    """
+    values = np.array(values_of)
+    rounds = (values / np.maximum(np.median(values, axis=1, keepdims=True), 1e-9)).sum(axis=0)
+    last = rounds[-LEAST_VALUES:]
+    return int(np.argmin(np.maximum(last.min() - rounds, rounds - last.max()) > np.ptp(last)))
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:

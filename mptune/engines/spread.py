@@ -21,10 +21,8 @@ and Related Fields 80, 1988)."""
 LEAST_VALUES = 5
 """Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
 CLEAR = 4.0  # a difference of this many standard errors is clear
-EXACT = 6e-4
-"""Standard error of a log ratio that is small beside any spread between sessions that was seen."""
-COARSE = 1.2e-3
-"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
+EXACT = 1e-3
+"""Standard error of a log ratio that is smaller than any spread between sessions that was seen."""
 _OF_SPREAD = 0.5
 """A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
 _ASSUMED_SPREAD = 2.5e-3
@@ -171,9 +169,8 @@ class Enough:
 
     spread: float = _ASSUMED_SPREAD  # between sessions of one plan, relative standard deviation
     others: tuple[tuple[float, float], ...] = ()
-    """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
+    """Log ratio to the baseline and error of plans that were timed before."""
     error: float = math.nan  # of the plan that is timed; NaN where it is not known or not to be judged by it
-    limit: float | None = None  # on the error, within which the fastest plan is chosen; None where another one may be
 
     def is_reached(self, in_turn_ms: Sequence[Sequence[float]]) -> bool:
         """Whether values of the baseline and of a plan, taken in turn, are enough; asked at 5, 7, 10, 14, 19, ... ."""
@@ -186,23 +183,10 @@ class Enough:
         timing = SessionTiming.of_values("", values_ms, baseline_ms)
         if timing.sd <= max(EXACT, _OF_SPREAD * self.spread):
             return True
-        # The spread counts twice: that of this session and that of the other plan's.
+        # Far behind the fastest plan whose error is no larger? Both sessions have the spread.
         margin = CLEAR * math.hypot(timing.sd, math.sqrt(2.0) * self.spread)
-        if self.limit is not None and timing.sd <= COARSE:
-            # Beyond the limit, or far behind the fastest plan within it? Intervals get 14 % wider for it.
-            fastest = min((x for x, error in self.others if error <= self.limit), default=math.inf)
-            if self.error > self.limit or timing.log_ratio - fastest >= margin:
-                return True
-        # Far behind the fastest plan whose error is no larger?
-        if timing.log_ratio - min((x for x, error in self.others if error <= self.error), default=math.inf) >= margin:
-            return True
-        # Apart from every plan of the front?
-        front: list[tuple[float, float]] = []
-        for log_ratio, error in sorted(self.others):
-            if not front or error < front[-1][1]:
-                front.append((log_ratio, error))
-        gaps = [abs(timing.log_ratio - log_ratio) for log_ratio, _ in front]
-        return timing.sd <= COARSE and len(gaps) > 1 and min(gaps) >= margin
+        fastest = min((log_ratio for log_ratio, error in self.others if error <= self.error), default=math.inf)
+        return timing.log_ratio - fastest >= margin
 
 
 class Standings:
@@ -218,8 +202,8 @@ class Standings:
         if not math.isnan(error):
             self._errors[plan] = error
 
-    def enough(self, plan: str, limit: float | None = None) -> Enough:
-        """What the next timing of a plan has to show; ``limit`` as in ``Enough``."""
+    def enough(self, plan: str) -> Enough:
+        """What the next timing of a plan has to show."""
         spread = SessionSpread(self._timings)
         # Where few plans were timed again: one session of the baseline differs from the next one as a plan's do.
         logs = [*{t.baseline: math.log(t.baseline_ms) for each in self._timings.values() for t in each}.values()]
@@ -229,4 +213,4 @@ class Standings:
             for other, timings in self._timings.items()
             if other != plan and math.isfinite(self._errors.get(other, math.nan))
         )
-        return Enough(sd, tuple(others), limit=limit)
+        return Enough(sd, tuple(others))

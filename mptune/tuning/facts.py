@@ -169,16 +169,16 @@ def observe(
     what = "taking the reference"
     reference = run_needed_job(lambda: toolchain.reference("search"), toolchain, listener, what)
     findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)
+    toolchain.open_first()  # on a GPU ranges are observed meanwhile, too
     held_out = run_needed_job(lambda: toolchain.reference("held_out"), toolchain, listener, what)
     named = {(finding.code, finding.where.outputs) for finding in findings}
     new = baseline.check_reference(held_out, indices=indices[1], skip=skip)
     findings += tuple(f.on_held_out_samples() for f in new if (f.code, f.where.outputs) not in named)
-    with toolchain.opening_first():  # on a GPU ranges are observed meanwhile, too
-        kernels = ask_for_kernels(toolchain, precisions, listener)
-        listener.stage("observing the ranges of values")
-        ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, "observing ranges")
-        if isinstance(ranges, Failure):
-            raise did_not_run("the model cannot be observed in FP32", ranges, model)
+    kernels = ask_for_kernels(toolchain, precisions, listener)
+    listener.stage("observing the ranges of values")
+    ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, "observing ranges")
+    if isinstance(ranges, Failure):
+        raise did_not_run("the model cannot be observed in FP32", ranges, model)
     if (first := toolchain.evaluate_first()) is not None:
         listener.stage(f"all-FP32 takes {format_ms(first.latency.median_ms)} ms")
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))

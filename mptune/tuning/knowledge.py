@@ -227,10 +227,11 @@ class Knowledge:
             self._record.set_note(key, note)
             self._read.discard(key)
             self._add_notes()
-        if (sensitivity := self.sensitivity()) != self._written:
+        is_more = self._spent() > before
+        if (is_more or self._written is None) and (sensitivity := self.sensitivity()) != self._written:
             write_json(self._path, sensitivity.to_json())
             self._written = sensitivity
-        if is_more := self._spent() > before:
+        if is_more:
             show()
         return is_more
 

@@ -151,10 +151,10 @@ def _holds(outcome: _Round | Failure | None, point: Evaluation) -> bool:
 def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     """Measure what ``to_measure`` names until nothing is left, or a limit is reached.
 
-    A process is started at first, as none of the plans is to be measured where it was searched, and where a plan comes
-    again. A plan that fails is left for the next session.
+    Processes are started at first, as none of the plans is to be measured where it was searched, and where a plan would
+    come into one again. A plan that fails is left for the next session.
     """
-    record, listener, failed, in_process = bench.record, bench.listener, set[str](), set[str]()
+    record, listener, failed = bench.record, bench.listener, set[str]()
     tools, together = bench.toolchain, bench.toolchain.most_ahead > 1
     bench.faults, bench.has_doubts = 0, True
     tools.restart()
@@ -172,12 +172,10 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
             fingerprint = point.plan.fingerprint
             if index >= opened:
                 plans = [each.plan for _, each in todo[index : index + tools.most_ahead]]
-                if not in_process.isdisjoint(plan.fingerprint for plan in plans):
+                if not tools.are_new(plans):
                     tools.restart()
-                    in_process.clear()
                 tools.open_ahead(plans, "held_out")  # each in a process of its own, a plan that comes twice, too
                 opened = index + min(len(plans), tools.most_ahead)
-            in_process.add(fingerprint)
             result = bench.evaluate(point.plan, "held_out", partial(_doubt, point))
             if isinstance(result, Failure):
                 failed.add(fingerprint)

@@ -31,7 +31,7 @@ from mptune.tuning.stopping import finished, is_exhausted
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""
 
-SEVERAL = 4
+SEVERAL = 6
 """Plans that the sampler proposes at once, at most, where engines are opened side by side; one more than it has learnt
 from before that."""
 
@@ -113,12 +113,12 @@ class Tuner:
         learnt_from = sum(evaluation.origin == ORIGIN_SAMPLER for evaluation in self._record.evaluations())
         while len(several) < most and (proposal := self._propose()) is not None:
             several.append(proposal)
+            self._bench.toolchain.open_ahead([proposal.plan])  # while the next one is thought of
             if proposal.origin == ORIGIN_SAMPLER:
                 most = min(most, SEVERAL, 1 + learnt_from)
             # All-FP32 comes alone, and the sampler learns from the seeds.
             elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
                 break
-        self._bench.toolchain.open_ahead([proposal.plan for proposal in several])
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""

@@ -30,7 +30,6 @@ from mptune.engines.latency import (
     time_in_turn,
 )
 from mptune.engines.spread import (
-    COARSE,
     EXACT,
     LEAST_VALUES,
     Enough,
@@ -274,15 +273,10 @@ def test_timings_that_stopped_are_known_as_well_as_they_say(
 def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
     ones, front = np.ones(LEAST_VALUES), ((0.0, 1e-7), (-0.7, 1e-2))
     fine, coarse = (np.exp(-0.3 + np.random.default_rng(0).normal(0.0, sd, LEAST_VALUES)) for sd in (4e-3, 1e-2))
-    assert EXACT < SessionTiming.of_values("", fine, ones).sd < COARSE < SessionTiming.of_values("", coarse, ones).sd
+    assert SessionTiming.of_values("", fine, ones).sd < EXACT < SessionTiming.of_values("", coarse, ones).sd
+    assert Enough(1e-4, front, 1e-3).is_reached((ones, fine))
     assert not Enough(1e-4, front, 1e-3).is_reached((ones, coarse)), "apart from all, but coarse"
     assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((ones, coarse)), "far behind"
-    assert Enough(1e-4, front, 1e-3).is_reached((ones, fine)), "apart from all"
-    assert not Enough(1e-4, (front[0], (-0.3, 1e-2)), 1e-3).is_reached((ones, fine)), "beside a plan of the front"
-    for error, limit, is_enough in ((1e-3, 1e-2, True), (1e-3, 5e-3, False), (5e-3, 1e-3, True), (1e-3, None, False)):
-        timing = Enough(1e-4, (*front, (-0.3, 5e-4)), error, limit)
-        assert timing.is_reached((ones, fine)) is is_enough, "enough where it cannot be chosen: far behind, or beyond"
-        assert not timing.is_reached((ones, coarse))
 
 
 def test_a_plan_is_not_compared_with_itself() -> None:
@@ -399,6 +393,22 @@ def test_timing_stops_when_its_values_are_enough() -> None:
     assert [len(latency.raw_ms) for latency in latencies] == [5, 5]
 
 
+@pytest.mark.parametrize("steady_ms", [0.0, 215.0, 240.0, 280.0])
+def test_rounds_before_the_device_is_steady_do_not_count(steady_ms: float) -> None:
+    """An H200 that was idle is faster at first, for longer than the warm-up takes."""
+    device, generator = Engine(0.0), np.random.default_rng(0)
+
+    def run(once_ms: float) -> None:
+        device.now += once_ms * generator.normal(1.0, 1e-3) - (0.1 if device.now < steady_ms else 0.0)
+
+    watches = [HostStopwatch(partial(run, once_ms), device.clock) for once_ms in (1.5, 1.2)]
+    repetitions = Repetitions(40, 7, warmup_ms=200.0)
+    slow, fast = time_in_turn(watches, repetitions, SETTINGS, device.clock, Enough().is_reached)
+    assert (slow.median_ms, fast.median_ms) == (pytest.approx(1.5, rel=3e-3), pytest.approx(1.2, rel=3e-3))
+    assert max(slow.cv, fast.cv) < 3e-3
+    assert device.now < max(steady_ms, 200.0) + (LEAST_VALUES + 3) * 8 * 2.7, "few values are enough then"
+
+
 def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> None:
     device = Engine(0.0)
 
@@ -409,7 +419,7 @@ def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> 
     slow, fast = time_in_turn(watches, Repetitions(11, 3), clock=device.clock)
     assert slow.median_ms > 2.1
     assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
-    assert len(slow.raw_ms) == len(fast.raw_ms) == 11
+    assert len(slow.raw_ms) == len(fast.raw_ms) >= LEAST_VALUES
 
 
 def test_a_record_counts_for_the_settings_that_it_was_taken_with(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_plans_are_proposed_together_where_they_are_opened_together(open_record:
     sizes = [len(names) for names in together]
     assert sizes[:2] == [1, len(record.space.seeds) - 1], "all-FP32 alone, then the other seeds"
     assert sizes[2:5] == [1, 2, 4], "few at first, as the sampler learns from each"
-    assert max(sizes[2:]) == 4
+    assert max(sizes[2:]) == 6
 
 
 def test_plans_whose_turn_did_not_come_go_back_into_the_queue(open_record: OpenRecord) -> None:

@@ -163,6 +163,8 @@ def nearest_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Rows that are each other's nearest, then those of the rest, and so on, shape (2, pairs)."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
     costs = np.maximum(squares, 0.0) / max(1, a.shape[1])
+    # Of many rows that are as near as rounding tells, each has its own neighbour then, not all of them the first.
+    costs += 1e-12 * np.abs(np.subtract.outer(np.arange(len(a)), np.arange(len(b))))
     same = np.flatnonzero((a[: len(b)] == b[: len(a)]).all(axis=1))
     costs[same, same] = -1.0  # before others that are as near as rounding tells
     costs[costs > 0.5**2] = np.inf  # in standard deviations of each column: further ones are no partners

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from mptune.engines.base import Stage
+from mptune.engines.base import Failure, Stage
 from mptune.engines.ort.session import SideBySide
 from mptune.engines.toolchains.measuring import MeasureJob, OpenAheadJob
 from mptune.engines.toolchains.reference import Workers
@@ -23,7 +24,10 @@ class Ahead:
 
     def __init__(self, workers: Workers) -> None:
         self._workers, self._last = workers, workers.main
-        self._waiting: dict[str, list[Worker]] = {}  # fingerprint of a plan -> where it is open
+        self._waiting: dict[str, list[Worker]] = {}  # fingerprint of a plan -> where it is open, or being opened
+        self._opening: list[tuple[str, Worker, Future[Failure | None]]] = []
+        self._held = defaultdict[Worker, set[str]](set)  # plans that a process has had
+        self._pool = ThreadPoolExecutor(1 + len(workers.beside), "mptune-opening")
         self.most: int | None = None
 
     @property
@@ -35,32 +39,47 @@ class Ahead:
         """How often a plan is open, by its fingerprint."""
         return len(self._waiting.get(plan, ()))
 
-    def free(self) -> list[Worker]:
-        """Where no plan waits."""
+    def place(self, plans: Sequence[str]) -> list[Worker]:
+        """A free process for each plan that has not had it (a maximum matching); empty where there are too few."""
         busy = [worker for workers in self._waiting.values() for worker in workers]
-        return [worker for worker in (*self.beside, self._workers.main) if worker not in busy]
+        free = [worker for worker in (*self.beside, self._workers.main) if worker not in busy]
+        given: dict[Worker, int] = {}
+
+        def gives(number: int, tried: set[Worker]) -> bool:
+            """Give a plan a process, for which others may have to change theirs (Kuhn 1955)."""
+            for worker in free:
+                if worker not in tried and plans[number] not in self._held[worker]:
+                    tried.add(worker)
+                    if worker not in given or gives(given[worker], tried):
+                        given[worker] = number
+                        return True
+            return False
+
+        return sorted(given, key=given.__getitem__) if all(gives(k, set()) for k in range(len(plans))) else []
 
     def open(self, jobs: Sequence[tuple[str, MeasureJob]]) -> None:
-        """Open plans, by their fingerprints, at most as many as are ``free``.
-
-        What fails is opened anew when it is timed, and everything from then on: memory may be short.
-        """
-        opened = [(plan, worker, OpenAheadJob(job)) for (plan, job), worker in zip(jobs, self.free(), strict=False)]
-        began_s = time.monotonic()
-        pool = ThreadPoolExecutor(len(opened))  # after Ctrl-C, or an error of the user's script, nobody waits for it
-        answers = list(pool.map(lambda each: each[1].call(each[2]), opened))
-        pool.shutdown()
-        SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
-        for (plan, worker, _), answer in zip(opened, answers, strict=True):
-            if answer is None:
-                self._waiting.setdefault(plan, []).append(worker)
-        if any(answer is not None for answer in answers):
-            self.restart(*self.beside)
-            self.most = self.most and 1  # not for good where ranges are observed meanwhile
+        """Begin to open plans, by their fingerprints; none where there is no process for each."""
+        for (plan, job), worker in zip(jobs, self.place([plan for plan, _ in jobs]), strict=False):
+            self._waiting.setdefault(plan, []).append(worker)
+            self._held[worker].add(plan)
+            self._opening.append((plan, worker, self._pool.submit(worker.call, OpenAheadJob(job))))
 
     def take(self, plan: str) -> Worker:
-        """Where a plan is to be timed: where it is open, else in the first process."""
+        """Where a plan is to be timed: where it is open, else in the first process.
+
+        All are open then, as nothing may disturb a timing. What has failed is opened anew when it is timed, and
+        everything from then on: memory may be short.
+        """
+        began_s, opening, self._opening = time.monotonic(), self._opening, []
+        failed = [(each, worker) for each, worker, answer in opening if answer.result() is not None]
+        SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
+        for each, worker in failed:
+            self._waiting[each] = [other for other in self._waiting[each] if other is not worker]
+        if failed:
+            self.restart(*self.beside)
+            self.most = self.most and 1  # not for good where ranges are observed meanwhile
         self._last = (self._waiting.get(plan) or [self._workers.main]).pop()
+        self._held[self._last].add(plan)
         return self._last
 
     def turn_elsewhere(self, plan: str) -> bool:
@@ -73,4 +92,6 @@ class Ahead:
         """End processes, and what is open in them."""
         for waiting in self._waiting.values():
             waiting[:] = [worker for worker in waiting if worker not in workers]
+        for worker in workers:
+            self._held.pop(worker, None)
         SideBySide(len(workers)).run([worker.restart for worker in workers])  # a process takes a while to end

@@ -150,7 +150,7 @@ class MeasureJob:
 
     def open_ahead(self, state: WorkerState) -> None:
         """Open baseline and candidate, and take the error: ``run`` finds them here, and has the timing left to do."""
-        self._baseline(state)
+        self._baseline(state).session.stopwatch(cached_samples(state, self.timing_samples)[0])  # runs it
         candidate = self._open(state)
         state.take(TRANSIENT, self._key)
         state.cached(_AHEAD, self._key, lambda: candidate)
@@ -214,10 +214,8 @@ class Timings:
         self.standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
         self._gpus = GpuWatch() if on_gpu else None
 
-    def job(
-        self, built: Built, plan: PrecisionPlan, which: SampleSet, limit: float | None = None
-    ) -> MeasureJob | Failure:
-        """The job for an engine; a failure where the baseline has none. ``limit``: see ``Enough``."""
+    def job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
+        """The job for an engine; a failure where the baseline has none."""
         context, settings = self._context, self._context.settings
         baseline = self._builder.build(context.grouped.uniform(Precision.FP32), baseline=True)
         if isinstance(baseline, Failure):
@@ -231,7 +229,7 @@ class Timings:
             on_gpu=self._on_gpu,
             latency=settings.latency,
             repetitions=None if self._record is None else self._record.repetitions,
-            enough=self.standings.enough(plan.fingerprint, limit),
+            enough=self.standings.enough(plan.fingerprint),
             ignored=settings.ignore,
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from threading import RLock
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.row_sets import row_axes
@@ -84,7 +83,6 @@ class ReferenceModel:
     observers: Sequence[Worker] = ()  # observe ranges beside the first reference, where there is room for both
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(init=False)
-    _asking: RLock = field(default_factory=RLock, init=False)
 
     def __post_init__(self) -> None:
         self._ranges = self.context.ranges
@@ -117,17 +115,16 @@ class ReferenceModel:
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
-        with self._asking:
-            if self._ranges is None:
-                ranges = None if self._observing is None else self._observing.result()
-                self._observing = None
-                self._end_observers()
-                if ranges is None or isinstance(ranges, Failure):
-                    ranges = self._observe((self.worker,), self.folded_values, stage)
-                if isinstance(ranges, Failure):
-                    return ranges
-                self._ranges = ranges
-            return self._ranges
+        if self._ranges is None:
+            ranges = None if self._observing is None else self._observing.result()
+            self._observing = None
+            self._end_observers()
+            if ranges is None or isinstance(ranges, Failure):
+                ranges = self._observe((self.worker,), self.folded_values, stage)
+            if isinstance(ranges, Failure):
+                return ranges
+            self._ranges = ranges
+        return self._ranges
 
     def stop_observing(self) -> None:
         """End what is observed beside other jobs; ``observe`` begins anew."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -153,7 +152,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             if built is None or self._timings is None:
                 result = self.prediction.measurement(plan, which, self.limit)
             else:
-                job = self._timings.job(built, plan, which, self.limit)
+                job = self._timings.job(built, plan, which)
                 worker = self._ahead.take(plan.fingerprint)
                 timed = job if isinstance(job, Failure) else worker.call(job)
                 if isinstance(timed, Failure):
@@ -248,32 +247,31 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return opens and self._has_room and self.context.settings.metric_function is None
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
-        """Open plans at once, as many as there is room for: ``evaluate`` takes no longer then than to time them.
+        """Begin to open plans, if there is room for them: ``evaluate`` waits for that, and has to time them only.
 
         Each is opened in a process of its own, beside a baseline of its own. One that fails there is opened anew.
         """
-        if len(plans) > 1 and self.most_ahead > 1:
-            self._open(plans, which)
+        if self.most_ahead > 1:
+            self._open([plan for plan in plans if (plan.fingerprint, which) not in self._first], which)
+
+    def are_new(self, plans: Sequence[PrecisionPlan]) -> bool:
+        """Whether each can be measured in a process of its own that has not had it yet."""
+        return bool(self._ahead.place([plan.fingerprint for plan in plans]))
+
+    def open_first(self) -> None:
+        """Begin to open all-FP32, where plans are opened beside the first process."""
+        if self._opens_beside:
+            self._open([self.context.grouped.uniform(Precision.FP32)])
 
     def _open(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         assert self.builder is not None
         assert self._timings is not None
         jobs: list[tuple[str, measuring.MeasureJob]] = []
-        for plan in plans[: len(self._ahead.free())]:
+        for plan in plans:
             built = self.builder.build(plan)
-            job = built if isinstance(built, Failure) else self._timings.job(built, plan, which, self.limit)
+            job = built if isinstance(built, Failure) else self._timings.job(built, plan, which)
             jobs += [] if isinstance(job, Failure) else [(plan.fingerprint, job)]
-        if jobs:
-            self._ahead.open(jobs)
-
-    @contextmanager
-    def opening_first(self) -> Iterator[None]:
-        """Open all-FP32 while the block runs, which times nothing, where plans are opened beside the first process."""
-        pool, plans = ThreadPoolExecutor(1, "mptune-opening"), [self.context.grouped.uniform(Precision.FP32)]
-        opening = pool.submit(self._open, plans) if self._opens_beside else None
-        yield  # after Ctrl-C nobody waits for it
-        if opening is not None:
-            opening.result()
+        self._ahead.open(jobs)
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from mptune.engines.samples import Feed, Outputs, Scoring
 from mptune.engines.toolchains import emulation, jobs, reference
 from mptune.engines.toolchains.emulation import Emulation, rows_per_sample, run_bytes
 from mptune.engines.toolchains.jobs import ErrorsJob, ObserveJob, ReferenceJob, SwitchedErrorsJob
-from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.engines.toolchains.rows import row_feeds
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.loading.model import load_model
@@ -257,19 +255,6 @@ def test_ranges_are_the_same_beside_the_reference_and_in_parts(
     assert opened().observe(stages.append) == expected
     assert len(calls.workers[ObserveJob]) == len(stages) > 1
     assert all(stage.startswith("observing the ranges of values: ") for stage in stages)
-
-
-def test_two_threads_that_ask_for_ranges_get_those_that_were_observed_once(
-    opened: Callable[[], Toolchain], calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All-FP32 is opened in one of them; the processes that observed take a while to end."""
-    toolchain, end = opened(), ReferenceModel._end_observers
-    monkeypatch.setattr(ReferenceModel, "_end_observers", lambda model: (time.sleep(0.3), end(model)))
-    assert not isinstance(toolchain.reference("search"), Failure)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: toolchain.observe(), range(2))
-    assert first is second
-    assert len(calls.workers[ObserveJob]) == 1
 
 
 @pytest.mark.parametrize(("weights_bytes", "processes"), [(1 << 30, 2), (1, 1)])
