@@ -140,6 +140,7 @@ class FakeToolchain:
     emulated_samples: EmulatedSamples = AT_ONCE
     profiling: Profiling = "none"  # a profile gives each group twice its gain in FP32, and its gain in FP16
     most_ahead: int = 1
+    is_opening: bool = False
     kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)  # one after another; the last stays
     fused: tuple[FusedNodes, ...] = ()
     context: RunContext | None = None  # where reference outputs are written; None writes none

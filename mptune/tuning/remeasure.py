@@ -161,7 +161,7 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans, together=together):
         count = len({point.plan.fingerprint for _, point in todo})
         listener.stage(f"re-measuring {count} plan{'s' if count > 1 else ''}")
-        if todo[-1][0] + 1 < rounds:
+        if todo[-1][0] + 1 < rounds and not together:
             tools.start_ahead()  # of the next round
         opened = 0
         for index, (number, point) in enumerate(todo):

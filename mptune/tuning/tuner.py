@@ -64,7 +64,7 @@ class Tuner:
         of the machine and duplicates cost nothing.
         """
         record, limits, tools = self._record, self._bench.limits, self._bench.toolchain
-        waiting: list[Proposal] = []  # for their evaluation; they are opened already
+        waiting, opened = list[Proposal](), 0  # proposals for their evaluation, and how many of them are opened
         if (baseline := record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
@@ -77,9 +77,9 @@ class Tuner:
                 has_failed = len(record.failures()) - earlier_failures >= HOPELESS
                 if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                     return Stop.HOPELESS
-                if not waiting:
-                    self._propose_several(waiting)
-                proposal = waiting[0] if waiting else None
+                if not opened:
+                    opened = self._propose_several(waiting)
+                proposal = waiting[0] if opened else None
                 if proposal is None:
                     # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two
                     # workers that gave way to each other do not do so again.
@@ -89,6 +89,7 @@ class Tuner:
                 else:
                     outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
                     del waiting[0]
+                    opened -= 1
                     if isinstance(outcome, Failure):
                         self._tell_failure(proposal, outcome)
                     else:
@@ -104,21 +105,30 @@ class Tuner:
             evaluate_tf32(self._bench)
         return stop
 
-    def _propose_several(self, several: list[Proposal]) -> None:
-        """Add plans that are opened at once; none where none is left, or others have the rest in work.
+    def _propose_several(self, waiting: list[Proposal]) -> int:
+        """Open plans at once, those that wait and others; none where none is left, or others have the rest in work.
 
-        Those behind the first are proposed as if the ones before came out as predicted.
+        Those behind the first are proposed as if the ones before came out as predicted. Returns how many are opened;
+        some after them are proposed until these are open: few, as they learn from less.
         """
-        most = self._bench.toolchain.most_ahead
+        tools = self._bench.toolchain
         learnt_from = sum(evaluation.origin == ORIGIN_SAMPLER for evaluation in self._record.evaluations())
-        while len(several) < most and (proposal := self._propose()) is not None:
-            several.append(proposal)
-            self._bench.toolchain.open_ahead([proposal.plan])  # while the next one is thought of
+        most = min(tools.most_ahead, SEVERAL) if waiting else tools.most_ahead
+        tools.open_ahead([proposal.plan for proposal in waiting])
+        while len(waiting) < most and (proposal := self._propose()) is not None:
+            waiting.append(proposal)
+            tools.open_ahead([proposal.plan])
             if proposal.origin == ORIGIN_SAMPLER:
                 most = min(most, SEVERAL, 1 + learnt_from)
             # All-FP32 comes alone, and the sampler learns from the seeds.
             elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
                 break
+        opened = len(waiting)
+        while tools.is_opening and learnt_from >= most > 2 * (len(waiting) - opened):
+            if (proposal := self._propose()) is None:
+                break
+            waiting.append(proposal)
+        return opened
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""

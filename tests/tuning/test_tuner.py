@@ -48,6 +48,19 @@ def test_plans_are_proposed_together_where_they_are_opened_together(open_record:
     assert max(sizes[2:]) == 6
 
 
+@pytest.mark.usefixtures("spends_budget")
+def test_the_next_plans_are_proposed_while_others_are_opened(open_record: OpenRecord) -> None:
+    record = open_record()
+    toolchain, running = make_toolchain(record.space, most_ahead=6, is_opening=True), list[int]()
+    evaluate = toolchain.evaluate
+    toolchain.evaluate = lambda *given, **named: running.append(len(record.running())) or evaluate(*given, **named)
+    tune(record, toolchain, budget=40)
+    assert (record.spent, len(set(toolchain.built)), record.running()) == (40, 40, [])
+    assert [name for names in toolchain.together for name in names] == toolchain.built
+    assert max(running[:9]) == 4, "not as long as the sampler has learnt from few"
+    assert max(running) == 9
+
+
 def test_plans_whose_turn_did_not_come_go_back_into_the_queue(open_record: OpenRecord) -> None:
     record = open_record()
     toolchain = make_toolchain(record.space, most_ahead=6, interrupt_after=10)

@@ -35,6 +35,11 @@ class Ahead:
         """The processes beside the first one."""
         return self._workers.beside[: (self.most or 2) - 1]
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether some are not open yet."""
+        return any(not answer.done() for _, _, answer in self._opening)
+
     def count(self, plan: str) -> int:
         """How often a plan is open, by its fingerprint."""
         return len(self._waiting.get(plan, ()))

@@ -254,6 +254,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self.most_ahead > 1:
             self._open([plan for plan in plans if (plan.fingerprint, which) not in self._first], which)
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether plans are not open yet that are being opened."""
+        return self._ahead.is_opening
+
     def are_new(self, plans: Sequence[PrecisionPlan]) -> bool:
         """Whether each can be measured in a process of its own that has not had it yet."""
         return bool(self._ahead.place([plan.fingerprint for plan in plans]))
