@@ -240,16 +240,17 @@ class FakeToolchain:
     def open_first(self) -> None:
         return
 
+    def open_baselines(self) -> None:
+        return
+
     def evaluate_first(self) -> None:
         return None
 
     def restart(self) -> None:
         self.restarts += 1
 
-    def turn_elsewhere(self, plan: PrecisionPlan) -> bool:
-        if self.most_ahead == 1:
-            self.restart()
-        return self.most_ahead > 1
+    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
+        self.restart()
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

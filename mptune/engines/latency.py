@@ -30,6 +30,7 @@ LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
 not independent and sessions stop early (simulated: ``tests/engines/test_spread.py``)."""
 _MAX_PROBES = 1_000_000
+_STEADY = LEAST_VALUES - 1  # rounds that agree: the first of as many as every timing takes may be off
 
 
 @dataclass(frozen=True)
@@ -217,13 +218,13 @@ def time_in_turn(
 
 
 def _first_steady(values_of: Sequence[Sequence[float]]) -> int:
-    """The first round that is no further from the last ``LEAST_VALUES`` than these are from each other.
+    """The first round that is no further from the last ``_STEADY`` than these are from each other.
 
     On an H200 each kernel of a CUDA graph takes 0.5 us less until 210 to 320 ms after a device that was idle has begun.
     """
     values = np.array(values_of)
     rounds = (values / np.maximum(np.median(values, axis=1, keepdims=True), 1e-9)).sum(axis=0)
-    last = rounds[-LEAST_VALUES:]
+    last = rounds[-_STEADY:]
     return int(np.argmin(np.maximum(last.min() - rounds, rounds - last.max()) > np.ptp(last)))
 
 

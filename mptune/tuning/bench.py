@@ -303,13 +303,11 @@ class Bench:
 
         self.faults = 0
         if self.has_doubts and (why := doubt(result)):
-            goes_on = toolchain.turn_elsewhere(plan)
+            toolchain.turn_elsewhere(plan)
             second = toolchain.evaluate(plan, which, profile=is_profiled)
             if isinstance(second, Failure) or doubt(second):
                 self.has_doubts = False
             else:
-                if goes_on:
-                    toolchain.restart()
                 listener.warning(f"{why} in another process: only the second measurement counts")
                 return second
         return result

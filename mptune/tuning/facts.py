@@ -166,6 +166,7 @@ def observe(
     if not skip:
         baseline.stop_at_errors(findings)
     listener.stage("computing the reference outputs")
+    toolchain.open_baselines()
     what = "taking the reference"
     reference = run_needed_job(lambda: toolchain.reference("search"), toolchain, listener, what)
     findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)

@@ -86,8 +86,13 @@ class Search:
         searched, hazards, free = facts.find_space(self._context, named, observations)
         self._context = replace(self._context, grouped=searched, ranges=observations.observed.ranges)
         if searched is not self.grouped:
-            self._engines.close()  # the toolchain is of the groups before
-            self._toolchain, self.grouped = None, searched
+            self.grouped = searched
+            if self._opener is None and self._toolchain is not None:
+                self._toolchain = self._toolchain.regrouped(self._context)
+                self._engines.callback(self._toolchain.close)
+            else:
+                self._engines.close()
+                self._toolchain = None
         self._save(nodes_apart=observations.nodes_apart)
         self._warn(*observations.kernels.warnings, *free.warnings)
         if not self._is_evaluated:

@@ -79,7 +79,7 @@ class Ahead:
         failed = [(each, worker) for each, worker, answer in opening if answer.result() is not None]
         SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
         for each, worker in failed:
-            self._waiting[each] = [other for other in self._waiting[each] if other is not worker]
+            self._waiting[each] = [other for other in self._waiting.get(each, ()) if other is not worker]
         if failed:
             self.restart(*self.beside)
             self.most = self.most and 1  # not for good where ranges are observed meanwhile
@@ -87,11 +87,18 @@ class Ahead:
         self._held[self._last].add(plan)
         return self._last
 
-    def turn_elsewhere(self, plan: str) -> bool:
-        """Have a plan opened and timed in another process than the last one; False where there is none."""
-        others = [worker for worker in self.beside if worker is not self._last]
-        self._waiting.setdefault(plan, []).extend(others[:1])
-        return bool(others)
+    def open_baselines(self, job: MeasureJob) -> None:
+        """Begin to open the baseline in the processes beside the first that have had no plan yet."""
+        for worker in self.beside:
+            if not self._held[worker]:
+                self._held[worker].add("")
+                self._opening.append(("", worker, self._pool.submit(worker.call, OpenAheadJob(job, is_baseline=True))))
+
+    def turn_elsewhere(self, plan: str) -> None:
+        """End the process in which a plan was timed last; the plan is opened and timed in another one."""
+        last = self._last
+        self.restart(last)
+        self._waiting.setdefault(plan, []).extend([worker for worker in self.beside if worker is not last][:1])
 
     def restart(self, *workers: Worker) -> None:
         """End processes, and what is open in them."""

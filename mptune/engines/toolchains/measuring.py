@@ -148,9 +148,13 @@ class MeasureJob:
         )
         return MeasureResult(measurement, repetitions, enough.error)
 
+    def open_baseline(self, state: WorkerState) -> None:
+        """Open the baseline, and run it."""
+        self._baseline(state).session.stopwatch(cached_samples(state, self.timing_samples)[0])
+
     def open_ahead(self, state: WorkerState) -> None:
         """Open baseline and candidate, and take the error: ``run`` finds them here, and has the timing left to do."""
-        self._baseline(state).session.stopwatch(cached_samples(state, self.timing_samples)[0])  # runs it
+        self.open_baseline(state)
         candidate = self._open(state)
         state.take(TRANSIENT, self._key)
         state.cached(_AHEAD, self._key, lambda: candidate)
@@ -181,9 +185,10 @@ class OpenAheadJob:
     """Do what a measurement can do while nothing is timed."""
 
     measuring: MeasureJob
+    is_baseline: bool = False  # open that alone
 
     def run(self, state: WorkerState) -> None:
-        self.measuring.open_ahead(state)
+        (self.measuring.open_baseline if self.is_baseline else self.measuring.open_ahead)(state)
 
 
 @dataclass(frozen=True)

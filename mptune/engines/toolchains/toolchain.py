@@ -69,7 +69,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.latency_source: LatencySource = "predicted" if backend is None else latency_source
         self.error_source: base.ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
         self.target, self.context, self.provider = target, context, provider
-        self._warnings = tuple(warnings)
+        self._backend, self._gpu, self._warnings = backend, gpu, tuple(warnings)
         self._workers = workers or Workers(context.settings)
         self._workers.serve(context)
         self.worker = self._workers.main
@@ -182,12 +182,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def turn_elsewhere(self, plan: PrecisionPlan) -> bool:
-        """Have a plan evaluated in another process than the last one, which may be wrong; whether that one goes on."""
-        is_beside = self._ahead.turn_elsewhere(plan.fingerprint)
-        if not is_beside:
-            self.restart()
-        return is_beside
+    def turn_elsewhere(self, plan: PrecisionPlan) -> None:
+        """End the process that timed the last plan, which may be wrong; ``plan`` is evaluated in another one."""
+        self._ahead.turn_elsewhere(plan.fingerprint)
 
     def _profiled(self, measurement: Measurement, plan: PrecisionPlan, built: Built) -> Measurement:
         """A measurement with the times of its layer groups, whose layers are written beside the engine."""
@@ -211,7 +208,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if built is None or isinstance(built, Failure):
             return built
         try:
-            job = self._timings.job(built, self.context.grouped.uniform(Precision.FP32), "search")
+            job = self._timings.job(built, self._fp32, "search")
             if isinstance(job, Failure):
                 return job
             result = self._workers.tf32.call(job)
@@ -233,7 +230,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self._ahead.most is None:
             self._ahead.most = 1
             if self._opens_beside:
-                memory = self.prediction.memory(self.context.grouped.uniform(Precision.FP32), None)
+                memory = self.prediction.memory(self._fp32, None)
                 # Of baseline and candidate; the arenas of ONNX Runtime grow by doubling.
                 each = _PROCESS_BYTES + 2 * ((memory.weight_bytes or 0) + 2 * (memory.context_bytes or 0))
                 room = min(0.5e9 * (self.target.memory_gb or 0.0) / each, 0.5 * available_bytes() / _HOST_BYTES)
@@ -266,7 +263,24 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def open_first(self) -> None:
         """Begin to open all-FP32, where plans are opened beside the first process."""
         if self._opens_beside:
-            self._open([self.context.grouped.uniform(Precision.FP32)])
+            self._open([self._fp32])
+
+    def open_baselines(self) -> None:
+        """Begin to open the baseline in processes beside the first that have none: plans open sooner there.
+
+        Not where that has to wait for the ranges.
+        """
+        if self._opens_beside and not self.reference_model.static.unknown:
+            assert self.builder is not None
+            assert self._timings is not None
+            built = self.builder.build(self._fp32, baseline=True)
+            job = built if isinstance(built, Failure) else self._timings.job(built, self._fp32, "search")
+            if not isinstance(job, Failure):
+                self._ahead.open_baselines(job)
+
+    @property
+    def _fp32(self) -> PrecisionPlan:
+        return self.context.grouped.uniform(Precision.FP32)
 
     def _open(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
         assert self.builder is not None
@@ -280,12 +294,29 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""
-        plan = self.context.grouped.uniform(Precision.FP32)
-        measured = self.evaluate(plan) if self._ahead.count(plan.fingerprint) else None
+        measured = self.evaluate(self._fp32) if self._ahead.count(self._fp32.fingerprint) else None
         if measured is None or isinstance(measured, Failure):
             return None
-        self._first[plan.fingerprint, "search"] = measured
+        self._first[self._fp32.fingerprint, "search"] = measured
         return measured
+
+    def regrouped(self, context: RunContext) -> Toolchain:
+        """The toolchain for other groups of the model, in the same processes; this one is at its end."""
+        self._let_go()
+        other = Toolchain(
+            self._backend,
+            self.target,
+            context,
+            self.provider,
+            self._warnings,
+            latency_source=self.latency_source,
+            gpu=self._gpu,
+            device=self.device,
+            workers=self._workers,
+        )
+        other.limit = self.limit
+        other._first = {(other._fp32.fingerprint, which): first for (_, which), first in self._first.items()}
+        return other
 
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
@@ -311,6 +342,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def close(self) -> None:
         """End the workers, and delete what is not kept. Idempotent."""
         self._workers.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self.reference_model.stop_observing()
         self.prediction.close()
         if self.builder is not None:

@@ -464,7 +464,7 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
     assert len(set(sessions)) == 3, "each in a process of its own; one of them is the first"
     assert sessions[0] in sessions[1:]
     first = measured(tools.evaluate(fp16)).latency.session.baseline
-    assert tools.turn_elsewhere(fp16), "the first process goes on"
+    tools.turn_elsewhere(fp16)
     assert measured(tools.evaluate(fp16)).latency.session.baseline != first
 
     tools.open_ahead([fp32, fp16])
@@ -480,6 +480,23 @@ def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp
     first = tools.evaluate_first()
     assert first is not None
     assert tools.evaluate(fp32) is first is not tools.evaluate(fp32)
+
+
+def test_other_groups_are_measured_in_the_same_processes(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
+    tools = opens_beside
+    tools.open_baselines()
+    tools.open_first()
+    first, pids = tools.evaluate_first(), [worker.pid for worker in tools._workers.beside]
+    assert None not in pids[:1]
+    grouped = tools.context.grouped
+    joined = replace(grouped.groups[0], nodes=tuple(node for group in grouped.groups for node in group.nodes))
+    other = tools.regrouped(replace(tools.context, grouped=replace(grouped, groups=(joined,))))
+    plan = other.context.grouped.uniform(Precision.FP32)
+    assert plan.fingerprint != fp32.fingerprint
+    assert other.evaluate(plan) is first
+    other.open_ahead([other.context.grouped.uniform(Precision.FP16)])
+    assert measured(other.evaluate(other.context.grouped.uniform(Precision.FP16))).error.sample_count
+    assert [worker.pid for worker in other._workers.beside] == pids
 
 
 @pytest.mark.parametrize(
@@ -504,7 +521,8 @@ def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
     tools.open_ahead([fp32, fp16])
     names = {measured(tools.evaluate(plan)).latency.session.baseline for plan in (fp32, fp16)}
     assert len(names) == 1
-    assert not tools.turn_elsewhere(fp16), "there is no other: the first was ended"
+    tools.turn_elsewhere(fp16)
+    assert measured(tools.evaluate(fp16)).latency.session.baseline not in names, "there is no other: it was ended"
 
 
 def test_where_the_first_plan_does_not_open_others_are_opened_side_by_side(
