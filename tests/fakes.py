@@ -223,19 +223,22 @@ class FakeToolchain:
         """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
         self.opened += 1
 
-    def start_ahead(self, which: str = "next") -> None:
-        self.ahead.append(which)
+    def start_ahead(self, *, tf32: bool = False) -> None:
+        self.ahead.append("tf32" if tf32 else "next")
 
-    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> int:
+        names = [name for name, _, restarts in self.calls if restarts == self.restarts]
+        placed = []
+        for plan in plans[: self.most_ahead]:  # each process takes a plan once
+            names.append(plan.fingerprint)
+            if names.count(plan.fingerprint) > self.most_ahead:
+                break
+            placed.append(plan.fingerprint)
         if not self.together or self.opened_at != len(self.calls):  # what opened before has been evaluated
             self.together.append([])
         self.opened_at = len(self.calls)
-        self.together[-1] += [plan.fingerprint for plan in plans]
-
-    def are_new(self, plans: Sequence[PrecisionPlan]) -> bool:
-        names = [plan.fingerprint for plan in plans]
-        names += [name for name, _, restarts in self.calls if restarts == self.restarts]
-        return all(names.count(plan.fingerprint) <= self.most_ahead for plan in plans)
+        self.together[-1] += placed
+        return len(placed)
 
     def open_first(self) -> None:
         return

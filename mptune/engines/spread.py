@@ -168,8 +168,7 @@ class Enough:
     """What one timing has to show."""
 
     spread: float = _ASSUMED_SPREAD  # between sessions of one plan, relative standard deviation
-    others: tuple[tuple[float, float], ...] = ()
-    """Log ratio to the baseline and error of plans that were timed before."""
+    others: tuple[tuple[float, float], ...] = ()  # log ratio to the baseline, and error, of plans timed before
     error: float = math.nan  # of the plan that is timed; NaN where it is not known or not to be judged by it
 
     def is_reached(self, in_turn_ms: Sequence[Sequence[float]]) -> bool:

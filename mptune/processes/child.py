@@ -29,8 +29,6 @@ from mptune.files import is_disk_full
 from mptune.json_form import JsonForm
 
 _GUARD_WAKES_S = 0.1
-_SWITCH_S = 2e-4
-"""That a thread waits for one that computes in Python, 25th of the default: a device's next run waits as long."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TRANSIENT = "transient"
 SECONDS: defaultdict[str, float] = defaultdict(float)
@@ -198,7 +196,6 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(sys.stderr)
-    sys.setswitchinterval(_SWITCH_S)
     with contextlib.suppress(Exception):  # a job that needs what does not load fails by itself
         pkgutil.resolve_name(sys.argv[3])()
 

@@ -149,6 +149,7 @@ class Knowledge:
         if per_plan is not None:
             later = max(0, self._record.spent - len(self._space.seeds))
             allowed = AT_FIRST + _PER_PLAN_SAMPLE * per_plan * later
+        self._bench.toolchain.open_baselines()  # while groups are emulated
         if self.take(allowed):
             self._update()
             missing = len(self._space.free) - len(self.sensitivity().errors)

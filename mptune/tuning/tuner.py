@@ -69,7 +69,7 @@ class Tuner:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
         if record.tf32() is None:
-            tools.start_ahead("tf32")
+            tools.start_ahead(tf32=True)
         # Failures of earlier sessions do not count: their cause may have been removed.
         earlier_failures = len(record.failures())
         try:
@@ -143,8 +143,6 @@ class Tuner:
             for seed in seeds[:1] if seeds[:1] == list(space.seeds[:1]) else seeds:
                 record.enqueue(seed.plan, seed.origin)
             knowledge = None if record.waiting() else self._knowledge
-            if knowledge is not None:
-                self._bench.toolchain.open_baselines()  # while it emulates
             sampler = None if knowledge is None else knowledge.sampler()
             if knowledge is not None and not any(EHVI_ATTR in trial.user_attrs for trial in record.trials()):
                 first = knowledge.least_fp32()

@@ -40,34 +40,23 @@ class Ahead:
         """Whether some are not open yet."""
         return any(not answer.done() for _, _, answer in self._opening)
 
-    def count(self, plan: str) -> int:
-        """How often a plan is open, by its fingerprint."""
-        return len(self._waiting.get(plan, ()))
-
     def place(self, plans: Sequence[str]) -> list[Worker]:
-        """A free process for each plan that has not had it (a maximum matching); empty where there are too few."""
+        """A free process for each plan that has not had it, up to the first plan for which there is none."""
         busy = [worker for workers in self._waiting.values() for worker in workers]
-        free = [worker for worker in (*self.beside, self._workers.main) if worker not in busy]
-        given: dict[Worker, int] = {}
+        free, placed = [worker for worker in (*self.beside, self._workers.main) if worker not in busy], list[Worker]()
+        for plan in plans:
+            if (worker := next((each for each in free if plan not in self._held[each]), None)) is None:
+                break
+            free.remove(worker)
+            placed.append(worker)
+        return placed
 
-        def gives(number: int, tried: set[Worker]) -> bool:
-            """Give a plan a process, for which others may have to change theirs (Kuhn 1955)."""
-            for worker in free:
-                if worker not in tried and plans[number] not in self._held[worker]:
-                    tried.add(worker)
-                    if worker not in given or gives(given[worker], tried):
-                        given[worker] = number
-                        return True
-            return False
-
-        return sorted(given, key=given.__getitem__) if all(gives(k, set()) for k in range(len(plans))) else []
-
-    def open(self, jobs: Sequence[tuple[str, MeasureJob]]) -> None:
-        """Begin to open plans, by their fingerprints; none where there is no process for each."""
-        for (plan, job), worker in zip(jobs, self.place([plan for plan, _ in jobs]), strict=False):
+    def open(self, plan: str, worker: Worker, job: MeasureJob, *, is_baseline: bool = False) -> None:
+        """Begin to open a plan in a process, or the baseline alone."""
+        self._held[worker].add(plan)
+        if not is_baseline:
             self._waiting.setdefault(plan, []).append(worker)
-            self._held[worker].add(plan)
-            self._opening.append((plan, worker, self._pool.submit(worker.call, OpenAheadJob(job))))
+        self._opening.append((plan, worker, self._pool.submit(worker.call, OpenAheadJob(job, is_baseline))))
 
     def take(self, plan: str) -> Worker:
         """Where a plan is to be timed: where it is open, else in the first process.
@@ -91,8 +80,7 @@ class Ahead:
         """Begin to open the baseline in the processes beside the first that have had no plan yet."""
         for worker in self.beside:
             if not self._held[worker]:
-                self._held[worker].add("")
-                self._opening.append(("", worker, self._pool.submit(worker.call, OpenAheadJob(job, is_baseline=True))))
+                self.open("", worker, job, is_baseline=True)
 
     def turn_elsewhere(self, plan: str) -> None:
         """End the process in which a plan was timed last; the plan is opened and timed in another one."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines import base
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from mptune.graph.facts import FusedNodes
     from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
+    from mptune.processes.parent import Worker
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
 
-_STARTED = 3  # processes beside the first that begin to load their libraries at once, and open the first plans
 _PROCESS_BYTES, _HOST_BYTES = 1e9, 2e9
 """That a process with cuDNN and cuBLAS takes of the device's memory beside its models, and of the host's, about."""
 
@@ -64,12 +65,19 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             gpu: that engines are built for and timed on; None for the target's, which is not here, and for a CPU.
             workers: of this run, which end with the toolchain; None makes them.
         """
+        given: dict[str, Any] = {
+            "provider": provider,
+            "warnings": warnings,
+            "latency_source": latency_source,
+            "gpu": gpu,
+        }
+        self._make = partial(Toolchain, backend, target, **given, device=device)
         self.name = "emulation" if backend is None else backend.name
         self.device = device or target.title  # name of what is timed; the target's where nothing is
         self.latency_source: LatencySource = "predicted" if backend is None else latency_source
         self.error_source: base.ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
         self.target, self.context, self.provider = target, context, provider
-        self._backend, self._gpu, self._warnings = backend, gpu, tuple(warnings)
+        self._warnings = tuple(warnings)
         self._workers = workers or Workers(context.settings)
         self._workers.serve(context)
         self.worker = self._workers.main
@@ -85,9 +93,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self._ahead = Ahead(self._workers)
         self._first: dict[tuple[str, SampleSet], Measurement] = {}
         self._has_room = has_room_beside(provider)
-        # On the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
-        self.limit: float | None = None
-        self.start_ahead("first")
+        self.limit: float | None = None  # on the error: less is emulated of plans that cannot be chosen within it
 
     def reference(self, which: SampleSet) -> base.ReferenceReport | Failure:
         """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
@@ -243,58 +249,57 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         # A metric of the calling program answers one job at a time.
         return opens and self._has_room and self.context.settings.metric_function is None
 
-    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
-        """Begin to open plans, if there is room for them: ``evaluate`` waits for that, and has to time them only.
+    def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> int:
+        """Begin to open plans: ``evaluate`` waits until they are open, and has to time them only.
 
-        Each is opened in a process of its own, beside a baseline of its own. One that fails there is opened anew.
+        Each is opened in a process of its own that has not had it, beside a baseline of its own, up to the first for
+        which there is none; returns how many there is one for. One that fails there is opened anew.
         """
-        if self.most_ahead > 1:
-            self._open([plan for plan in plans if (plan.fingerprint, which) not in self._first], which)
+        plans = [plan for plan in plans if (plan.fingerprint, which) not in self._first]
+        workers = self._ahead.place([plan.fingerprint for plan in plans])
+        for plan, worker in zip(plans, workers, strict=False) if self.most_ahead > 1 else ():
+            self._open(plan, worker, which)
+        return len(workers)
 
     @property
     def is_opening(self) -> bool:
         """Whether plans are not open yet that are being opened."""
         return self._ahead.is_opening
 
-    def are_new(self, plans: Sequence[PrecisionPlan]) -> bool:
-        """Whether each can be measured in a process of its own that has not had it yet."""
-        return bool(self._ahead.place([plan.fingerprint for plan in plans]))
-
     def open_first(self) -> None:
         """Begin to open all-FP32, where plans are opened beside the first process."""
         if self._opens_beside:
-            self._open([self._fp32])
+            self._open(self._fp32, self._workers.beside[0])
 
     def open_baselines(self) -> None:
         """Begin to open the baseline in processes beside the first that have none: plans open sooner there.
 
         Not where that has to wait for the ranges.
         """
-        if self._opens_beside and not self.reference_model.static.unknown:
-            assert self.builder is not None
-            assert self._timings is not None
-            built = self.builder.build(self._fp32, baseline=True)
-            job = built if isinstance(built, Failure) else self._timings.job(built, self._fp32, "search")
-            if not isinstance(job, Failure):
-                self._ahead.open_baselines(job)
+        can = self._opens_beside and not self.reference_model.static.unknown
+        if can and (job := self._job(self._fp32, baseline=True)) is not None:
+            self._ahead.open_baselines(job)
 
     @property
     def _fp32(self) -> PrecisionPlan:
         return self.context.grouped.uniform(Precision.FP32)
 
-    def _open(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> None:
+    def _job(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, baseline: bool = False
+    ) -> measuring.MeasureJob | None:
         assert self.builder is not None
         assert self._timings is not None
-        jobs: list[tuple[str, measuring.MeasureJob]] = []
-        for plan in plans:
-            built = self.builder.build(plan)
-            job = built if isinstance(built, Failure) else self._timings.job(built, plan, which)
-            jobs += [] if isinstance(job, Failure) else [(plan.fingerprint, job)]
-        self._ahead.open(jobs)
+        built = self.builder.build(plan, baseline=baseline)
+        job = built if isinstance(built, Failure) else self._timings.job(built, plan, which)
+        return None if isinstance(job, Failure) else job
+
+    def _open(self, plan: PrecisionPlan, worker: Worker, which: SampleSet = "search") -> None:
+        if (job := self._job(plan, which)) is not None:
+            self._ahead.open(plan.fingerprint, worker, job)
 
     def evaluate_first(self) -> Measurement | None:
-        """Measure all-FP32, if it is open, before the search asks for it; None where it is not, or where that fails."""
-        measured = self.evaluate(self._fp32) if self._ahead.count(self._fp32.fingerprint) else None
+        """Measure all-FP32 before the search asks for it; None where none is opened ahead, or where that fails."""
+        measured = self.evaluate(self._fp32) if self._opens_beside else None
         if measured is None or isinstance(measured, Failure):
             return None
         self._first[self._fp32.fingerprint, "search"] = measured
@@ -303,17 +308,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def regrouped(self, context: RunContext) -> Toolchain:
         """The toolchain for other groups of the model, in the same processes; this one is at its end."""
         self._let_go()
-        other = Toolchain(
-            self._backend,
-            self.target,
-            context,
-            self.provider,
-            self._warnings,
-            latency_source=self.latency_source,
-            gpu=self._gpu,
-            device=self.device,
-            workers=self._workers,
-        )
+        other = self._make(context=context, workers=self._workers)
         other.limit = self.limit
         other._first = {(other._fp32.fingerprint, which): first for (_, which), first in self._first.items()}
         return other
@@ -322,16 +317,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
 
-    def start_ahead(self, which: Literal["first", "next", "tf32"] = "next") -> None:
-        """Start processes where that does not disturb what is timed: those that open the first plans, those of after
-        the next ``restart``, or TF32's. They load their libraries meanwhile, and touch no device.
+    def start_ahead(self, *, tf32: bool = False) -> None:
+        """Start the processes of after the next ``restart``, or TF32's, where that does not disturb what is timed.
+
+        They load their libraries meanwhile, and touch no device.
         """
-        starting = {"next": [self.worker, *self._ahead.beside]}
-        if self._opens_beside:
-            starting["first"] = [*self._workers.beside[:_STARTED]]
-        if self._timings is not None and self.target.tf32_tflops is not None:
-            starting["tf32"] = [self._workers.tf32]
-        for worker in starting.get(which, ()) if self._has_room else ():
+        has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
+        workers = [self._workers.tf32] if tf32 else [self.worker, *self._ahead.beside]
+        for worker in workers if self._has_room and (has_tf32 or not tf32) else ():
             worker.start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:

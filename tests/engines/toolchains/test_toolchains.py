@@ -474,7 +474,6 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
 
 def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
     tools = opens_beside
-    assert tools.evaluate_first() is None, "it is not open"
     tools.open_first()
     assert not isinstance(tools.missing_kernels(Precision.FP16), Failure)
     first = tools.evaluate_first()
@@ -514,7 +513,7 @@ def test_where_opening_side_by_side_fails_plans_are_opened_one_by_one(
     opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = opens_beside
-    monkeypatch.setattr(ahead, "OpenAheadJob", lambda job: faults.abort())
+    monkeypatch.setattr(ahead, "OpenAheadJob", lambda *job: faults.abort())
     tools.open_ahead([fp32, fp16])
     measured(tools.evaluate(fp32))
     assert tools.most_ahead == 1
@@ -530,7 +529,7 @@ def test_where_the_first_plan_does_not_open_others_are_opened_side_by_side(
 ) -> None:
     """Memory is short while ranges are observed."""
     with monkeypatch.context() as patch:
-        patch.setattr(ahead, "OpenAheadJob", lambda job: faults.abort())
+        patch.setattr(ahead, "OpenAheadJob", lambda *job: faults.abort())
         opens_beside.open_first()
         assert opens_beside.evaluate_first() is not None
     assert opens_beside.most_ahead == 3
