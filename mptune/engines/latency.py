@@ -30,7 +30,7 @@ LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
 not independent and sessions stop early (simulated: ``tests/engines/test_spread.py``)."""
 _MAX_PROBES = 1_000_000
-_STEADY = LEAST_VALUES - 1  # rounds that agree: the first of as many as every timing takes may be off
+_STEADY = LEAST_VALUES - 1  # last rounds that earlier ones are held against
 
 
 @dataclass(frozen=True)
