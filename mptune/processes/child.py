@@ -196,6 +196,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(sys.stderr)
+    sys.setswitchinterval(2e-4)  # By default a thread that computes in Python keeps the one of a device waiting 5 ms.
     with contextlib.suppress(Exception):  # a job that needs what does not load fails by itself
         pkgutil.resolve_name(sys.argv[3])()
 
