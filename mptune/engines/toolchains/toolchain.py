@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mptune.graph.facts import FusedNodes
     from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
-    from mptune.processes.parent import Worker
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
@@ -258,7 +257,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         plans = [plan for plan in plans if (plan.fingerprint, which) not in self._first]
         workers = self._ahead.place([plan.fingerprint for plan in plans])
         for plan, worker in zip(plans, workers, strict=False) if self.most_ahead > 1 else ():
-            self._open(plan, worker, which)
+            if (job := self._job(plan, which)) is not None:
+                self._ahead.open(plan.fingerprint, worker, job)
         return len(workers)
 
     @property
@@ -268,8 +268,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     def open_first(self) -> None:
         """Begin to open all-FP32, where plans are opened beside the first process."""
-        if self._opens_beside:
-            self._open(self._fp32, self._workers.beside[0])
+        if self._opens_beside and (job := self._job(self._fp32)) is not None:
+            self._ahead.open(self._fp32.fingerprint, self._workers.beside[0], job)
 
     def open_baselines(self) -> None:
         """Begin to open the baseline in processes beside the first that have none: plans open sooner there.
@@ -292,10 +292,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         built = self.builder.build(plan, baseline=baseline)
         job = built if isinstance(built, Failure) else self._timings.job(built, plan, which)
         return None if isinstance(job, Failure) else job
-
-    def _open(self, plan: PrecisionPlan, worker: Worker, which: SampleSet = "search") -> None:
-        if (job := self._job(plan, which)) is not None:
-            self._ahead.open(plan.fingerprint, worker, job)
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32 before the search asks for it; None where none is opened ahead, or where that fails."""
