@@ -124,7 +124,7 @@ class Knowledge:
         self._errors: dict[str, OutputError] = {}  # of groups alone
         self._failed: set[str] = set()  # groups whose emulation failed for good, perhaps after some samples
         self._read: set[str] = set()  # keys of the notes that have been added
-        self._written: Sensitivity | None = None
+        self._is_written = False
         self._add_notes(is_first=True)
         what, toolchain = "predicting latencies", bench.toolchain
         terms = run_needed_job(toolchain.latency_terms, toolchain, bench.listener, what)
@@ -229,9 +229,9 @@ class Knowledge:
             self._read.discard(key)
             self._add_notes()
         is_more = self._spent() > before
-        if (is_more or self._written is None) and (sensitivity := self.sensitivity()) != self._written:
-            write_json(self._path, sensitivity.to_json())
-            self._written = sensitivity
+        if is_more or not self._is_written:
+            write_json(self._path, self.sensitivity().to_json())
+            self._is_written = True
         if is_more:
             show()
         return is_more

@@ -172,10 +172,10 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
             fingerprint = point.plan.fingerprint
             if index >= opened:
                 plans = [each.plan for _, each in todo[index : index + tools.most_ahead]]
-                if not (count := tools.open_ahead(plans, "held_out")):  # each process has had the first of them
+                if not (placed := tools.open_ahead(plans, "held_out")):  # each process has had the first of them
                     tools.restart()
-                    count = tools.open_ahead(plans, "held_out")
-                opened = index + max(count, 1)
+                    placed = tools.open_ahead(plans, "held_out")
+                opened = index + max(placed, 1)
             result = bench.evaluate(point.plan, "held_out", partial(_doubt, point))
             if isinstance(result, Failure):
                 failed.add(fingerprint)

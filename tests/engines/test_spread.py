@@ -419,7 +419,7 @@ def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> 
     slow, fast = time_in_turn(watches, Repetitions(11, 3), clock=device.clock)
     assert slow.median_ms > 2.1
     assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
-    assert len(slow.raw_ms) == len(fast.raw_ms) >= LEAST_VALUES
+    assert len(slow.raw_ms) == len(fast.raw_ms) == 7, "the last ones: it is not steady"
 
 
 def test_a_record_counts_for_the_settings_that_it_was_taken_with(tmp_path: Path) -> None:

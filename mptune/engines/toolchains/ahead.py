@@ -36,6 +36,11 @@ class Ahead:
         return self._workers.beside[: (self.most or 2) - 1]
 
     @property
+    def unused(self) -> list[Worker]:
+        """The processes beside the first that have had no plan, nor the baseline."""
+        return [worker for worker in self.beside if not self._held[worker]]
+
+    @property
     def is_opening(self) -> bool:
         """Whether some are not open yet."""
         return any(not answer.done() for _, _, answer in self._opening)
@@ -75,12 +80,6 @@ class Ahead:
         self._last = (self._waiting.get(plan) or [self._workers.main]).pop()
         self._held[self._last].add(plan)
         return self._last
-
-    def open_baselines(self, job: MeasureJob) -> None:
-        """Begin to open the baseline in the processes beside the first that have had no plan yet."""
-        for worker in self.beside:
-            if not self._held[worker]:
-                self.open("", worker, job, is_baseline=True)
 
     def turn_elsewhere(self, plan: str) -> None:
         """End the process in which a plan was timed last; the plan is opened and timed in another one."""

@@ -254,9 +254,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         Each is opened in a process of its own that has not had it, beside a baseline of its own, up to the first for
         which there is none; returns how many there is one for. One that fails there is opened anew.
         """
-        plans = [plan for plan in plans if (plan.fingerprint, which) not in self._first]
+        opens, plans = self.most_ahead > 1, [plan for plan in plans if (plan.fingerprint, which) not in self._first]
         workers = self._ahead.place([plan.fingerprint for plan in plans])
-        for plan, worker in zip(plans, workers, strict=False) if self.most_ahead > 1 else ():
+        for plan, worker in zip(plans, workers, strict=False) if opens else ():
             if (job := self._job(plan, which)) is not None:
                 self._ahead.open(plan.fingerprint, worker, job)
         return len(workers)
@@ -276,9 +276,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
         Not where that has to wait for the ranges.
         """
-        can = self._opens_beside and not self.reference_model.static.unknown
-        if can and (job := self._job(self._fp32, baseline=True)) is not None:
-            self._ahead.open_baselines(job)
+        unused = self._ahead.unused if self._opens_beside else []
+        if not unused or self.reference_model.static.unknown:
+            return
+        if (job := self._job(self._fp32, baseline=True)) is not None:
+            for worker in unused:
+                self._ahead.open("", worker, job, is_baseline=True)
 
     @property
     def _fp32(self) -> PrecisionPlan:
