@@ -103,7 +103,7 @@ class LatencySettings:
     """How one latency is taken (trtexec's GPU compute time; see ``mptune.engines.latency``).
 
     Attributes:
-        warmup_ms: untimed executions before the first timed one, at least this long.
+        warmup_ms: untimed executions, back to back, before the first timed one, at least this long.
         duration_ms: timed executions of the baseline go on for at least this long, unless fewer values are enough
             (``mptune.engines.spread``).
         min_iterations: timed executions of each engine, at least (trtexec's ``--iterations``).
@@ -111,7 +111,7 @@ class LatencySettings:
         cuda_graph: replay a captured CUDA graph where capture works.
     """
 
-    warmup_ms: float = 200.0
+    warmup_ms: float = 100.0
     duration_ms: float = 400.0
     min_iterations: int = 10
     max_cv: float = 0.025

@@ -233,7 +233,7 @@ def test_every_setting_may_change_in_a_run_or_may_not() -> None:
         (SearchSettings(precisions=("fp32", "bf16")), r"another --precisions \(fp32 fp16 before, fp32 bf16 now\)"),
         (SearchSettings(data_settings=DataSettings(batch=2)), r"another --batch \(1 before, 2 now\)"),
         (SearchSettings(data_settings=DataSettings(held_out_fraction=0.5)), r"another held out fraction \(0.25 before"),
-        (SearchSettings(latency=LatencySettings(warmup_ms=1.0)), r"another latency warmup ms \(200.0 before"),
+        (SearchSettings(latency=LatencySettings(warmup_ms=1.0)), r"another latency warmup ms \(100.0 before"),
         (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(none before"),
         (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), r"other --shapes \(none before, x:1 now\)"),
     ],

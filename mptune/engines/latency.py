@@ -188,18 +188,18 @@ def time_in_turn(
     clock: Callable[[], float] = monotonic_ms,
     is_enough: Callable[[Sequence[Sequence[float]]], bool] = lambda values: False,
 ) -> tuple[Latency, ...]:
-    """Warm up the device, its clocks and its caches for each engine; then time one value of each engine in turn.
+    """Warm up the device, its clocks and its caches under the load that is timed; then time one value of each in turn.
 
-    A device may be faster for a while after the warm-up, too: these rounds do not count (``_first_steady``).
-    ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those that count so far.
+    Executions that are waited for one by one do not warm an H200 up. Rounds after the warm-up that are not steady yet
+    do not count (``_first_steady``). ``is_enough`` is asked after each value from ``min_iterations`` executions on,
+    with those that count so far.
     """
-    start = clock()
+    executions, start = repetitions.executions_per_value, clock()
     for _ in range(_MAX_PROBES):
         for watch in watches:
-            watch.run_once()
+            watch.value_ms(executions)
         if clock() - start >= repetitions.warmup_ms:
             break
-    executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
     values_of: list[list[float]] = [[] for _ in watches]
     first, counted = 0, values_of
@@ -220,7 +220,7 @@ def time_in_turn(
 def _first_steady(values_of: Sequence[Sequence[float]]) -> int:
     """The first round that is no further from the last ``_STEADY`` than these are from each other.
 
-    On an H200 CUDA graphs took 1 to 9 % less at first, until 10 to 120 ms after a warm-up of 200 ms.
+    On an H200 CUDA graphs took 1 to 9 % less in the first 25 to 80 ms of executions back to back.
     """
     values = np.array(values_of)
     rounds = (values / np.maximum(np.median(values, axis=1, keepdims=True), 1e-9)).sum(axis=0)

@@ -374,7 +374,7 @@ def test_any_engine_is_warmed_up_and_its_values_are_the_time_of_one_execution(on
     engine, warm = Engine(once_ms, first_ms=9.0 if once_ms < 1.0 else 0.0), Engine(once_ms)
     (latency,) = time_in_turn([engine.watch], Repetitions(6, 8), clock=engine.clock)
     assert latency.raw_ms == (once_ms,) * 6
-    assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
+    assert engine.runs == (1 + 6) * (1 + 8)  # a value to warm up; an untimed execution before each
     time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
     assert warm.runs == warm_ups + 1
 
