@@ -223,8 +223,8 @@ class FakeToolchain:
         """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
         self.opened += 1
 
-    def start_ahead(self, *, tf32: bool = False) -> None:
-        self.ahead.append("tf32" if tf32 else "next")
+    def start_ahead(self) -> None:
+        self.ahead.append("next")
 
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> int:
         names = [name for name, _, restarts in self.calls if restarts == self.restarts]
@@ -242,6 +242,9 @@ class FakeToolchain:
 
     def open_first(self) -> None:
         return
+
+    def open_tf32(self) -> None:
+        self.ahead.append("tf32")
 
     def open_baselines(self) -> None:
         return

@@ -106,7 +106,7 @@ def to_measure(
     failed: Collection[str] = (),
     *,
     all_plans: bool = False,
-    together: bool = False,
+    beside: int = 1,
 ) -> list[tuple[int, Evaluation]]:
     """What is measured next, round and plan; empty where all is done.
 
@@ -114,7 +114,8 @@ def to_measure(
     (``could_be_chosen``). Where these are more than ``settings.confirm_points``: the choice's, the baselines, both ends
     of the front and what has been measured already, then evenly spread ones of the rest. Then round by round, as far as
     ``rounds``, what may become the choice: a round is judged before the next one begins. ``all_plans``: every plan has
-    all rounds. ``together``: those after the first are one, as several processes open plans at once.
+    all rounds. ``beside``: processes that open plans at once; with several the rounds after the first are one, which
+    comes along where the first has fewer plans than there are processes.
     """
     evaluations, measured = [e.ignoring(settings.ignore) for e in record.evaluations()], _rounds(record)
     points = rivals = _in_turn(e for e in evaluations if e.is_finite)
@@ -135,12 +136,14 @@ def to_measure(
             wanted |= {rest[int((number + 0.5) * len(rest) / count)].plan for number in range(count)}
             points = tuple(e for e in points if e.plan in wanted)
 
-    for count in (1, rounds) if together else range(1, rounds + 1):
-        of_round = [p for p in (points if count == 1 else rivals) if p.plan.fingerprint not in failed]
-        interleaved = [(number, point) for number in range(count) for point in of_round]
-        if todo := [(n, p) for n, p in interleaved if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]:
-            return todo
-    return []
+    todo: list[tuple[int, Evaluation]] = []
+    for numbers in [range(k, k + 1) for k in range(rounds)] if beside == 1 else [range(1), range(1, rounds)]:
+        of_round = [p for p in (points if 0 in numbers else rivals) if p.plan.fingerprint not in failed]
+        pairs = [(number, point) for number in numbers for point in of_round]
+        todo += [(n, p) for n, p in pairs if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]
+        if len(todo) >= beside:
+            break
+    return todo
 
 
 def _holds(outcome: _Round | Failure | None, point: Evaluation) -> bool:
@@ -155,13 +158,13 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     come into one again. A plan that fails is left for the next session.
     """
     record, listener, failed = bench.record, bench.listener, set[str]()
-    tools, together = bench.toolchain, bench.toolchain.most_ahead > 1
+    tools, beside = bench.toolchain, bench.toolchain.most_ahead
     bench.faults, bench.has_doubts = 0, True
     tools.restart()
-    while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans, together=together):
+    while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans, beside=beside):
         count = len({point.plan.fingerprint for _, point in todo})
         listener.stage(f"re-measuring {count} plan{'s' if count > 1 else ''}")
-        if todo[-1][0] + 1 < rounds and not together:
+        if todo[-1][0] + 1 < rounds and beside == 1:
             tools.start_ahead()  # of the next round
         opened = 0
         for index, (number, point) in enumerate(todo):

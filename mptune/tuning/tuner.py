@@ -69,7 +69,7 @@ class Tuner:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
         if record.tf32() is None:
-            tools.start_ahead(tf32=True)
+            tools.open_tf32()
         # Failures of earlier sessions do not count: their cause may have been removed.
         earlier_failures = len(record.failures())
         try:
@@ -120,10 +120,12 @@ class Tuner:
             tools.open_ahead([proposal.plan])
             if proposal.origin == ORIGIN_SAMPLER:
                 most = min(most, SEVERAL, 1 + learnt_from)
-            # All-FP32 comes alone, and the sampler learns from the seeds.
-            elif proposal.origin == ORIGIN_FP32 or not self._record.waiting():
+            # All-FP32 comes alone. While the other seeds open one-group errors are taken, and a plan is made of them.
+            elif proposal.origin in (ORIGIN_FP32, ORIGIN_LARGE_ERRORS):
                 break
         opened = len(waiting)
+        if self._record.spent + len(self._record.running()) >= self._settings.budget:
+            tools.start_ahead()  # What follows the last plans runs in other processes.
         while tools.is_opening and learnt_from >= most > 2 * (len(waiting) - opened):
             if (proposal := self._propose()) is None:
                 break

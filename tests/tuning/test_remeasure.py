@@ -93,6 +93,16 @@ def test_where_plans_are_opened_together_the_later_rounds_are_one(searched: Stud
     assert to_measure(searched, SETTINGS, 3) == []
 
 
+def test_few_plans_of_the_first_round_take_those_of_later_ones_along(searched: StudyRecord, space: SearchSpace) -> None:
+    points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3)]
+    todo = [(number, p.plan.fingerprint) for number, p in to_measure(searched, SETTINGS, 3, beside=len(points) + 1)]
+    assert todo[: len(points)] == [(0, name) for name in points]
+    later = todo[len(points) :]
+    assert {number for number, _ in later} == {1, 2}
+    assert confirm(searched, make_toolchain(space)).chosen.plan.fingerprint in {name for _, name in later}
+    assert len(to_measure(searched, SETTINGS, 3, beside=2)) == 0
+
+
 def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
     front = confirm(searched, make_toolchain(space, held_out_factor=2.0))
     for p in front.points:

@@ -27,7 +27,7 @@ class Ahead:
         self._waiting: dict[str, list[Worker]] = {}  # fingerprint of a plan -> where it is open, or being opened
         self._opening: list[tuple[str, Worker, Future[Failure | None]]] = []
         self._held = defaultdict[Worker, set[str]](set)  # plans that a process has had
-        self._pool = ThreadPoolExecutor(1 + len(workers.beside), "mptune-opening")
+        self._pool = ThreadPoolExecutor(2 + len(workers.beside), "mptune-opening")
         self.most: int | None = None
 
     @property

@@ -214,10 +214,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             return built
         try:
             job = self._timings.job(built, self._fp32, "search")
-            if isinstance(job, Failure):
-                return job
-            result = self._workers.tf32.call(job)
-            self._workers.tf32.restart()
+            result = job if isinstance(job, Failure) else self._workers.tf32.call(job)
             return result if isinstance(result, Failure) else self._timings.corrected(result)
         finally:
             if built.is_kept:
@@ -271,6 +268,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if self._opens_beside and (job := self._job(self._fp32)) is not None:
             self._ahead.open(self._fp32.fingerprint, self._workers.beside[0], job)
 
+    def open_tf32(self) -> None:
+        """Begin to open all-FP32 with TF32, where plans are opened beside the first process."""
+        if self._opens_beside and self.target.tf32_tflops and (job := self._job(self._fp32, tf32=True)) is not None:
+            self._ahead.open("TF32", self._workers.tf32, job)
+
     def open_baselines(self) -> None:
         """Begin to open the baseline in processes beside the first that have none: plans open sooner there.
 
@@ -288,12 +290,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self.context.grouped.uniform(Precision.FP32)
 
     def _job(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, baseline: bool = False
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, baseline: bool = False, tf32: bool = False
     ) -> measuring.MeasureJob | None:
         assert self.builder is not None
         assert self._timings is not None
-        built = self.builder.build(plan, baseline=baseline)
-        job = built if isinstance(built, Failure) else self._timings.job(built, plan, which)
+        built = self.builder.build_tf32() if tf32 else self.builder.build(plan, baseline=baseline)
+        job = None if built is None or isinstance(built, Failure) else self._timings.job(built, plan, which)
         return None if isinstance(job, Failure) else job
 
     def evaluate_first(self) -> Measurement | None:
@@ -316,20 +318,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
 
-    def start_ahead(self, *, tf32: bool = False) -> None:
-        """Start the processes of after the next ``restart``, or TF32's, where that does not disturb what is timed.
-
-        They load their libraries meanwhile, and touch no device.
-        """
-        has_tf32 = self._timings is not None and self.target.tf32_tflops is not None
-        workers = [self._workers.tf32] if tf32 else [self.worker, *self._ahead.beside]
-        for worker in workers if self._has_room and (has_tf32 or not tf32) else ():
+    def start_ahead(self) -> None:
+        """Start the processes of after the next ``restart``, which load libraries meanwhile, and touch no device."""
+        for worker in (self.worker, *self._ahead.beside) if self._has_room else ():
             worker.start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""
         self.reference_model.stop_observing()
-        self._ahead.restart(self.worker, *self._workers.beside)
+        self._ahead.restart(self.worker, *self._workers.beside, self._workers.tf32)
 
     def close(self) -> None:
         """End the workers, and delete what is not kept. Idempotent."""

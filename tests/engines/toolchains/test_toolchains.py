@@ -481,6 +481,24 @@ def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp
     assert tools.evaluate(fp32) is first is not tools.evaluate(fp32)
 
 
+def test_tf32_is_opened_before_it_is_asked_for(
+    opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, worker = opens_beside, opens_beside._workers.tf32
+    tools.open_tf32()
+    assert worker.pid is None, "a CPU has none"
+    tools.target = tools.target.model_copy(update={"tf32_tflops": 1.0})
+    monkeypatch.setattr(tools.builder, "build_tf32", lambda: tools.builder.build(fp32))
+    tools.open_tf32()
+    measured(tools.evaluate(fp16))
+    assert (worker._process.jobs, tools.is_opening) == (1, False), "it waits for all"
+    pid, alone = worker.pid, measured(tools.evaluate_tf32())
+    assert (worker.pid, worker._process.jobs) == (pid, 2)
+    tools.restart()
+    again = measured(tools.evaluate_tf32())
+    assert (again.error, worker.pid == pid) == (alone.error, False), "a restart ends it, too"
+
+
 def test_other_groups_are_measured_in_the_same_processes(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
     tools = opens_beside
     tools.open_baselines()
