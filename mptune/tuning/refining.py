@@ -119,13 +119,14 @@ def refine(
         units = {group: parts for group, parts in units.items() if group in errors}
     if units:
         stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
+    split, ids = _apart(grouped, units)
     if limit is not None:
-        unknown = [group for group in units if group not in errors]
-        errors |= _large_errors(toolchain, grouped, unknown, _LARGE_ERROR * limit, settings)
+        unknown = {group: [ids[unit.nodes] for unit in parts] for group, parts in units.items() if group not in errors}
+        errors |= _large_errors(toolchain, split, unknown, _LARGE_ERROR * limit, settings)
     units = {group: parts for group, parts in units.items() if group in errors}
     if not units:
         return ()
-    measured = culprits(toolchain, grouped, units, settings)
+    measured = _culprits(toolchain, split, ids, units, settings)
 
     # Of what is not heavy the largest errors go, until the rest is small.
     most = math.inf if limit is None else _LARGE_ERROR * limit
@@ -138,7 +139,6 @@ def refine(
             rest.remove(unit)
         if len(rest) < len(parts) and any(unit.is_heavy for unit in rest):
             rests[group] = rest
-    split, ids = _apart(grouped, {group: units[group] for group in rests})
     plans = [[ids[unit.nodes] for unit in rest] for rest in rests.values()]
     rest_errors = _errors(toolchain, split, plans, settings)
     order = {node.name: node.index for node in grouped.model.nodes}
@@ -200,8 +200,8 @@ def keep_culprits(
     errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, settings.metric).errors
     units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
     large = sorted((g for g in units if errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
-    by_group = {}
-    for group, parts in culprits(toolchain, grouped, {g: units[g] for g in large[:_MOST_BLAMED]}, settings).items():
+    units, by_group = {group: units[group] for group in large[:_MOST_BLAMED]}, {}
+    for group, parts in _culprits(toolchain, *_apart(grouped, units), units, settings).items():
         first = parts[0]
         share = min(first.error / errors[group], 1.0) if math.isfinite(first.error) else math.nan
         by_group[group] = Culprit(first.nodes[0], share)
@@ -214,11 +214,14 @@ def keep_culprits(
     return tuple(each for each in new if (each.code, each.where.nodes[0]) not in named)
 
 
-def culprits(
-    toolchain: Toolchain, grouped: GroupedModel, units: Mapping[str, Sequence[Unit]], settings: SearchSettings
+def _culprits(
+    toolchain: Toolchain,
+    split: GroupedModel,
+    ids: Mapping[tuple[str, ...], str],
+    units: Mapping[str, Sequence[Unit]],
+    settings: SearchSettings,
 ) -> dict[str, list[Unit]]:
     """Group id -> its units with their errors alone, the largest first; nothing where emulation fails."""
-    split, ids = _apart(grouped, units)
     every = [unit for parts in units.values() for unit in parts]
     errors = _errors(toolchain, split, [[ids[unit.nodes]] for unit in every], settings)
     by_group: dict[str, list[Unit]] = {}
@@ -238,17 +241,21 @@ def _all_units(grouped: GroupedModel) -> dict[str, list[Unit]]:
 
 
 def _large_errors(
-    toolchain: Toolchain, grouped: GroupedModel, groups: Sequence[str], least: float, settings: SearchSettings
+    toolchain: Toolchain,
+    split: GroupedModel,
+    units: Mapping[str, Sequence[str]],
+    least: float,
+    settings: SearchSettings,
 ) -> dict[str, float]:
-    """Group id -> its error alone, of those that are above ``least``.
+    """Group id -> its error alone, of those that are above ``least``; ``units`` are the ids of a group's parts.
 
     By halves, as errors add in squares: what together has a small error has no group of a large one. One by one where
     the error together is as if every group's were that large.
     """
     large: dict[str, float] = {}
-    sets = [list(groups)] if groups else []
+    sets = [list(units)] if units else []
     while sets:
-        errors = _errors(toolchain, grouped, sets, settings)
+        errors = _errors(toolchain, split, [[part for group in ids for part in units[group]] for ids in sets], settings)
         above = [(ids, error) for ids, error in zip(sets, errors, strict=False) if error > least]
         large |= {ids[0]: error for ids, error in above if len(ids) == 1}
         sets = []

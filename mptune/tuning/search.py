@@ -130,7 +130,6 @@ class Search:
         if remeasure.to_measure(record, settings, rounds):
             bench = Bench(record, self._open_toolchain(), settings, listener, self._limits)
             remeasure.remeasure(bench, rounds)
-            remeasure.emulate_unpinned(bench)
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*samples.warnings, *observations.warnings, *host, *about_space))

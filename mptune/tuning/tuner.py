@@ -24,7 +24,7 @@ from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import check_columns
 from mptune.tuning.record.record import Proposal, Sessions, anchored
-from mptune.tuning.remeasure import evaluate_tf32
+from mptune.tuning.remeasure import emulate_unpinned, evaluate_tf32
 from mptune.tuning.sampler.trials import EHVI_ATTR
 from mptune.tuning.stopping import finished, is_exhausted
 
@@ -103,6 +103,7 @@ class Tuner:
         if stop not in (Stop.TIMEOUT, Stop.DISK):
             tools.start_ahead()  # What follows runs in other processes.
             evaluate_tf32(self._bench)
+            emulate_unpinned(self._bench)
         return stop
 
     def _propose_several(self, waiting: list[Proposal]) -> int:

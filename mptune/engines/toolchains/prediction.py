@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.backend import Builder
@@ -29,23 +28,29 @@ class Prediction:
         self.fuses = builder is None or builder.fuses  # see ``Builder``
         self._terms: dict[bool, LatencyTerms] = {}
         self._fastest_ms = math.inf  # of the plans within the limit
+        self._emulations: dict[str, tuple[GroupedModel, Emulation]] = {}
 
-    @cached_property
+    @property
     def emulation(self) -> Emulation:
         """Emulates plans; made when it is first needed."""
-        return self.emulation_of(self._context.grouped, "emulated")
+        return self.emulation_of(self._context.grouped)
 
-    def emulation_of(self, grouped: GroupedModel, name: str) -> Emulation:
-        """Emulates plans of these groups of the model; ``name`` tells its files from those of another one."""
-        reference = self._reference
-        answer = () if self._builder is None else self._builder.fused_nodes()
-        fused = () if isinstance(answer, Failure) else answer  # where the engine does not say, each step is rounded
-        if not self.fuses:
-            from mptune.graph.writing.rounding_steps import with_rounding_steps
+    def emulation_of(self, grouped: GroupedModel) -> Emulation:
+        """Emulates plans of these groups of the model: the run's, or others, of which the last are kept."""
+        name, reference = "emulated" if grouped is self._context.grouped else "other groups", self._reference
+        if name not in self._emulations or self._emulations[name][0] is not grouped:
+            if name in self._emulations:
+                self._emulations[name][1].close()
+            answer = () if self._builder is None else self._builder.fused_nodes()
+            fused = () if isinstance(answer, Failure) else answer  # where the engine does not say, each step is rounded
+            computed = grouped
+            if not self.fuses:
+                from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-            grouped = with_rounding_steps(grouped, fused, self._context.precisions)
-        provider, worker = reference.provider, reference.worker
-        return Emulation(self._context, grouped, provider, worker, reference.shapes, fused, name)
+                computed = with_rounding_steps(grouped, fused, self._context.precisions)
+            of_model = computed, reference.provider, reference.worker, reference.shapes
+            self._emulations[name] = grouped, Emulation(self._context, *of_model, fused, name)
+        return self._emulations[name][1]
 
     def terms(self, *, tf32: bool) -> LatencyTerms | Failure:
         """The roofline's terms, computed once."""
@@ -87,5 +92,5 @@ class Prediction:
 
     def close(self) -> None:
         """Delete the models that were written."""
-        if "emulation" in vars(self):
-            self.emulation.close()
+        for _, emulation in self._emulations.values():
+            emulation.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -130,10 +130,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         ``grouped`` has the groups of the plans where these are not those of the run.
         """
         part = range(self.emulated_samples.count) if part is None else part
-        if grouped is None or grouped is self.context.grouped:
-            return self.prediction.emulation.errors(plans, part=part)
-        with closing(self.prediction.emulation_of(grouped, "other groups")) as emulation:
-            return emulation.errors(plans, part=part)
+        return self.prediction.emulation_of(grouped or self.context.grouped).errors(plans, part=part)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""

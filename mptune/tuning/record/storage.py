@@ -178,8 +178,8 @@ class _JournalFile(JournalFileBackend):
             cut_torn_tail(file)
             file.write(lines.encode())
             file.flush()
-            # A plan has a record for each group: they go to the disk together with what follows them.
-            if any("param_name" not in log for log in logs):
+            # A plan has a record for each group and attribute: they go to the disk together with what comes of it.
+            if any("state" in log or "trial_id" not in log for log in logs):
                 os.fsync(file.fileno())
 
 

@@ -206,7 +206,7 @@ def find_candidates(
     """Plans that may be worth a build: optima of the law, and neighbours of these and of the built plans."""
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, generator)
+    optima = exact_optima(prior.solver, estimator, generator)
     pool.add(np.vstack([built, optima, np.eye(n_groups, dtype=bool), np.ones((1, n_groups), dtype=bool)]))
     pool.add_neighbours(prior, generator)
     return pool

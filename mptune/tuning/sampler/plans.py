@@ -181,6 +181,7 @@ class CutSolver:
                 self._add_casts(boundary, index, number, reduced, numbers)
         arcs = np.array(self._arcs, dtype=np.int64).reshape(-1, 3)
         self._from, self._to, self._boundary = arcs.T
+        self._layouts: dict[int, tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = {}
 
     def _add_casts(
         self, boundary: Boundary, index: int, number: int, reduced: NDArray[np.uint8], numbers: dict[str, int]
@@ -234,9 +235,26 @@ class CutSolver:
         padded = np.hstack([costs, np.full((count, 1), np.inf)])  # the last column is that of arcs that are never cut
         capacities = np.hstack([rewards, penalties, padded[:, self._boundary]]) * (_TOTAL / count / limit)
         integers = np.rint(np.minimum(capacities, _INFINITE)).astype(np.int64)  # (n_problems, n_arcs)
-        # The problems side by side in one graph, its arcs in the order in which CSR wants them; parallel ones merged.
         source = count * self._n_nodes  # behind all nodes; the sink is behind it
-        groups = np.arange(self._n_groups)
+        if count not in self._layouts:
+            self._layouts[count] = self._layout(count)
+        columns, pointers, inverse = self._layouts[count]
+        merged = np.bincount(inverse, weights=integers.ravel(), minlength=len(columns))
+        merged = np.minimum(merged, _INFINITE).astype(np.int32)
+        graph = csr_array((merged, columns, pointers), shape=(source + 2, source + 2))
+        residual = graph - maximum_flow(graph, source, source + 1).flow  # >= 0
+        residual.eliminate_zeros()
+        reached = np.zeros(source + 2, dtype=bool)
+        reached[breadth_first_order(residual, source, return_predecessors=False)] = True
+        sides: Bools = reached[:source].reshape(count, self._n_nodes)[:, : self._n_groups]
+        return sides
+
+    def _layout(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+        """Problems side by side in one graph: columns and row pointers of its arcs in CSR, parallel ones merged.
+
+        And the position there of each arc of each problem. It takes as long as the flow does, so it is kept.
+        """
+        source, groups = count * self._n_nodes, np.arange(self._n_groups)
         starts = np.concatenate([np.full(self._n_groups, _SOURCE), groups, self._from])
         ends = np.concatenate([groups, np.full(self._n_groups, _SINK), self._to])
         offsets = np.arange(count)[:, None] * self._n_nodes
@@ -244,12 +262,4 @@ class CutSolver:
         columns = np.where(ends == _SINK, source + 1, ends + offsets).ravel()
         arcs, inverse = np.unique(rows * (source + 2) + columns, return_inverse=True)
         pointers = np.searchsorted(arcs // (source + 2), np.arange(source + 3)).astype(np.int32)
-        merged = np.bincount(inverse, weights=integers.ravel(), minlength=len(arcs))
-        merged = np.minimum(merged, _INFINITE).astype(np.int32)
-        graph = csr_array((merged, (arcs % (source + 2)).astype(np.int32), pointers), shape=(source + 2, source + 2))
-        residual = graph - maximum_flow(graph, source, source + 1).flow  # >= 0
-        residual.eliminate_zeros()
-        reached = np.zeros(source + 2, dtype=bool)
-        reached[breadth_first_order(residual, source, return_predecessors=False)] = True
-        sides: Bools = reached[:source].reshape(count, self._n_nodes)[:, : self._n_groups]
-        return sides
+        return (arcs % (source + 2)).astype(np.int32), pointers, inverse

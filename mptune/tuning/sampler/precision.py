@@ -50,8 +50,8 @@ SAMPLERS = ("precision", "tpe")
 _FINALISTS = 300
 """Candidates of the largest screened EHVI that all draws judge."""
 
-_EMULATED_AT_A_TIME, _EMULATION_ROUNDS = 4, 3
-"""Finalists that one round emulates, and rounds at most: a proposal waits for twelve emulations of them at worst."""
+_EMULATED_AT_A_TIME, _EMULATION_ROUNDS = 4, 2
+"""Finalists that one round emulates, and rounds at most: a proposal waits for eight emulations of them at worst."""
 
 EMULATIONS_TO_LEARN = 8
 """Plans that are emulated before a proposal so that the groups' errors become known, at most."""

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.dominance import ERROR_FLOOR
-from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Floats, from_bits, to_bits
+from mptune.tuning.sampler.plans import Bools, Boundary, Columns, CutSolver, Floats, from_bits, to_bits
 
 JSON_MARK = "~"
 """Begins the names of attributes that hold JSON for mptune alone: Optuna's tools sort by name, so they come last."""
@@ -89,6 +89,11 @@ class Prior:
     def columns(self) -> Columns:
         """What the columns of a plan stand for."""
         return Columns(self.groups, self.precisions) if self.precisions else Columns.fp16(self.groups)
+
+    @cached_property
+    def solver(self) -> CutSolver:
+        """Finds the optima of the additive law."""
+        return CutSolver(self.columns, self.boundaries)
 
 
 @dataclass(frozen=True)
