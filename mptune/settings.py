@@ -467,10 +467,7 @@ class SearchSettings:
     )
     knee: bool = _apart(False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.")
     budget: int = _free(
-        50,
-        BUDGET,
-        "Number of plans to evaluate, those of common rules included. Default: 50, or that of the run.",
-        "N",
+        50, BUDGET, "Number of plans to evaluate, those of common rules included. Default: 50, or that of the run.", "N"
     )
     timeout_s: float | None = _free(
         None,

@@ -62,8 +62,7 @@ def _vanishing_epsilon(v: Values) -> Words:
     smallest = v.get("smallest")
     down = "" if smallest is None else f"; what it guards came down to {smallest:.2g} on the calibration data"
     return Words(
-        f"the constant {v.epsilon:g} {what}{down}",
-        "keep the group in FP32, or export with an epsilon of 1e-4 or more",
+        f"the constant {v.epsilon:g} {what}{down}", "keep the group in FP32, or export with an epsilon of 1e-4 or more"
     )
 
 

@@ -18,7 +18,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
-from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.find import blame, nodes_beyond
 from mptune.graph.hazards.hazard import Hazard, ObservedValues, hazard_findings
 from mptune.graph.ops import HEAVY, operator
@@ -50,12 +50,14 @@ class Unit:
     """Nodes of one group that are never separated.
 
     Attributes:
+        id: of a group that has these nodes alone.
         group: id of the group.
         nodes: their names, in topological order.
         is_heavy: whether a convolution, a product, or another operator that takes time is among them.
         error: of the outputs with these nodes alone in FP16; ``inf`` where they are not finite.
     """
 
+    id: str
     group: str
     nodes: tuple[str, ...]
     is_heavy: bool
@@ -119,14 +121,14 @@ def refine(
         units = {group: parts for group, parts in units.items() if group in errors}
     if units:
         stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
-    split, ids = _apart(grouped, units)
+    split = _apart(grouped, units)
     if limit is not None:
-        unknown = {group: [ids[unit.nodes] for unit in parts] for group, parts in units.items() if group not in errors}
+        unknown = {group: parts for group, parts in units.items() if group not in errors}
         errors |= _large_errors(toolchain, split, unknown, _LARGE_ERROR * limit, settings)
     units = {group: parts for group, parts in units.items() if group in errors}
     if not units:
         return ()
-    measured = _culprits(toolchain, split, ids, units, settings)
+    measured = _culprits(toolchain, split, units, settings)
 
     # Of what is not heavy the largest errors go, until the rest is small.
     most = math.inf if limit is None else _LARGE_ERROR * limit
@@ -139,8 +141,7 @@ def refine(
             rest.remove(unit)
         if len(rest) < len(parts) and any(unit.is_heavy for unit in rest):
             rests[group] = rest
-    plans = [[ids[unit.nodes] for unit in rest] for rest in rests.values()]
-    rest_errors = _errors(toolchain, split, plans, settings)
+    rest_errors = _errors(toolchain, split, list(rests.values()), settings)
     order = {node.name: node.index for node in grouped.model.nodes}
     refined = []
     for (group, rest), rest_error in zip(rests.items(), rest_errors, strict=False):
@@ -201,7 +202,7 @@ def keep_culprits(
     units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
     large = sorted((g for g in units if errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
     units, by_group = {group: units[group] for group in large[:_MOST_BLAMED]}, {}
-    for group, parts in _culprits(toolchain, *_apart(grouped, units), units, settings).items():
+    for group, parts in _culprits(toolchain, _apart(grouped, units), units, settings).items():
         first = parts[0]
         share = min(first.error / errors[group], 1.0) if math.isfinite(first.error) else math.nan
         by_group[group] = Culprit(first.nodes[0], share)
@@ -215,15 +216,11 @@ def keep_culprits(
 
 
 def _culprits(
-    toolchain: Toolchain,
-    split: GroupedModel,
-    ids: Mapping[tuple[str, ...], str],
-    units: Mapping[str, Sequence[Unit]],
-    settings: SearchSettings,
+    toolchain: Toolchain, split: GroupedModel, units: Mapping[str, Sequence[Unit]], settings: SearchSettings
 ) -> dict[str, list[Unit]]:
     """Group id -> its units with their errors alone, the largest first; nothing where emulation fails."""
     every = [unit for parts in units.values() for unit in parts]
-    errors = _errors(toolchain, split, [[ids[unit.nodes]] for unit in every], settings)
+    errors = _errors(toolchain, split, [[unit] for unit in every], settings)
     by_group: dict[str, list[Unit]] = {}
     for unit, error in sorted(zip(every, errors, strict=False), key=lambda pair: -pair[1]):
         by_group.setdefault(unit.group, []).append(replace(unit, error=error))
@@ -236,18 +233,19 @@ def _all_units(grouped: GroupedModel) -> dict[str, list[Unit]]:
     units: dict[str, list[Unit]] = {}
     for unit in find_groups(grouped.model, "op"):
         group = grouped.owners[unit.nodes[0]]
-        units.setdefault(group, []).append(Unit(group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
+        parts = units.setdefault(group, [])
+        parts.append(Unit(f"{group}.{len(parts)}", group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
     return units
 
 
 def _large_errors(
     toolchain: Toolchain,
     split: GroupedModel,
-    units: Mapping[str, Sequence[str]],
+    units: Mapping[str, Sequence[Unit]],
     least: float,
     settings: SearchSettings,
 ) -> dict[str, float]:
-    """Group id -> its error alone, of those that are above ``least``; ``units`` are the ids of a group's parts.
+    """Group id -> its error alone, of those that are above ``least``.
 
     By halves, as errors add in squares: what together has a small error has no group of a large one. One by one where
     the error together is as if every group's were that large.
@@ -255,7 +253,7 @@ def _large_errors(
     large: dict[str, float] = {}
     sets = [list(units)] if units else []
     while sets:
-        errors = _errors(toolchain, split, [[part for group in ids for part in units[group]] for ids in sets], settings)
+        errors = _errors(toolchain, split, [[unit for group in ids for unit in units[group]] for ids in sets], settings)
         above = [(ids, error) for ids, error in zip(sets, errors, strict=False) if error > least]
         large |= {ids[0]: error for ids, error in above if len(ids) == 1}
         sets = []
@@ -265,27 +263,22 @@ def _large_errors(
     return large
 
 
-def _apart(
-    grouped: GroupedModel, units: Mapping[str, Sequence[Unit]]
-) -> tuple[GroupedModel, dict[tuple[str, ...], str]]:
-    """The model with each of these units as a group of its own; the nodes of a unit -> the id of its group."""
-    groups, ids = [], dict[tuple[str, ...], str]()
+def _apart(grouped: GroupedModel, units: Mapping[str, Sequence[Unit]]) -> GroupedModel:
+    """The model with each of these units as a group of its own."""
+    groups = list[LayerGroup]()
     for group in grouped.groups:
-        for number, unit in enumerate(units.get(group.id, ())):
-            ids[unit.nodes] = f"{group.id}.{number}"
-            groups.append(replace(group, id=ids[unit.nodes], nodes=unit.nodes))
-        if group.id not in units:
-            groups.append(group)
-    return replace(grouped, groups=tuple(groups)), ids
+        parts = [replace(group, id=unit.id, nodes=unit.nodes) for unit in units.get(group.id, ())]
+        groups += parts or [group]
+    return replace(grouped, groups=tuple(groups))
 
 
 def _errors(
-    toolchain: Toolchain, grouped: GroupedModel, fp16: Sequence[Sequence[str]], settings: SearchSettings
+    toolchain: Toolchain, split: GroupedModel, fp16: Sequence[Sequence[Unit]], settings: SearchSettings
 ) -> list[float]:
-    """The error of each plan with these groups in FP16, ``inf`` where it is not finite; nothing where that fails."""
-    fp32, part = grouped.uniform(Precision.FP32), range(min(_SAMPLES, toolchain.emulated_samples.count))
-    plans = [fp32.replace(dict.fromkeys(ids, Precision.FP16)) for ids in fp16]
-    answer = toolchain.emulate(plans, part, grouped) if plans else ()
+    """The error of each plan with these units in FP16, ``inf`` where it is not finite; nothing where that fails."""
+    fp32, part = split.uniform(Precision.FP32), range(min(_SAMPLES, toolchain.emulated_samples.count))
+    plans = [fp32.replace(dict.fromkeys([unit.id for unit in units], Precision.FP16)) for units in fp16]
+    answer = toolchain.emulate(plans, part, split) if plans else ()
     if isinstance(answer, Failure):
         return []
     if settings.metric in ADD_IN_SQUARES:

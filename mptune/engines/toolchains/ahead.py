@@ -63,12 +63,8 @@ class Ahead:
             self._waiting.setdefault(plan, []).append(worker)
         self._opening.append((plan, worker, self._pool.submit(worker.call, OpenAheadJob(job, is_baseline))))
 
-    def take(self, plan: str) -> Worker:
-        """Where a plan is to be timed: where it is open, else in the first process.
-
-        All are open then, as nothing may disturb a timing. What has failed is opened anew when it is timed, and
-        everything from then on: memory may be short.
-        """
+    def finish(self) -> None:
+        """Wait until all are open. What failed opens at its timing, as all does from then on: memory may be short."""
         began_s, opening, self._opening = time.monotonic(), self._opening, []
         failed = [(each, worker) for each, worker, answer in opening if answer.result() is not None]
         SECONDS[Stage.BUILD.value] += time.monotonic() - began_s
@@ -77,6 +73,10 @@ class Ahead:
         if failed:
             self.restart(*self.beside)
             self.most = self.most and 1  # not for good where ranges are observed meanwhile
+
+    def take(self, plan: str) -> Worker:
+        """Where a plan is to be timed: where it is open, else in the first process. All are open then."""
+        self.finish()
         self._last = (self._waiting.get(plan) or [self._workers.main]).pop()
         self._held[self._last].add(plan)
         return self._last

@@ -177,7 +177,9 @@ class Emulation:
             self._written["given"] = path = self.context.scratch(f"{self.name}-given")
             values = {value for given, _ in self._cuts.values() for value in given}
             write_with_outputs(self.computed.model, self.context.bank, path, sorted(values))
-        room = self._kept_sessions
+        # As many stay open as there is memory for; on a GPU one, as engines need the memory.
+        each = self.context.bank.fp32_bytes + _SESSION_BYTES
+        room = min(_KEPT_BYTES // each, STRETCHES if self.provider == "cpu" else 1)
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
             self._written[name],
@@ -220,12 +222,6 @@ class Emulation:
         if is_quick:
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
-
-    @cached_property
-    def _kept_sessions(self) -> int:
-        """As many stay open as there is memory for; on a GPU one, as engines need the memory."""
-        each = self.context.bank.fp32_bytes + _SESSION_BYTES
-        return min(_KEPT_BYTES // each, STRETCHES if self.provider == "cpu" else 1)
 
     @cached_property
     def _stretches(self) -> tuple[tuple[str, ...], ...]:

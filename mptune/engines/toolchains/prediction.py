@@ -14,6 +14,7 @@ from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rounding_steps import with_rounding_steps
 from mptune.targets.costs import plan_memory
 from mptune.targets.roofline import LatencyTerms, roofline
 from mptune.targets.target import EngineMemory, Target
@@ -43,11 +44,7 @@ class Prediction:
                 self._emulations[name][1].close()
             answer = () if self._builder is None else self._builder.fused_nodes()
             fused = () if isinstance(answer, Failure) else answer  # where the engine does not say, each step is rounded
-            computed = grouped
-            if not self.fuses:
-                from mptune.graph.writing.rounding_steps import with_rounding_steps
-
-                computed = with_rounding_steps(grouped, fused, self._context.precisions)
+            computed = grouped if self.fuses else with_rounding_steps(grouped, fused, self._context.precisions)
             of_model = computed, reference.provider, reference.worker, reference.shapes
             self._emulations[name] = grouped, Emulation(self._context, *of_model, fused, name)
         return self._emulations[name][1]

@@ -275,10 +275,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
         Not where that has to wait for the ranges.
         """
-        unused = self._ahead.unused if self._opens_beside else []
-        if not unused or self.reference_model.static.unknown:
-            return
-        if (job := self._job(self._fp32, baseline=True)) is not None:
+        unused = self._ahead.unused if self._opens_beside and not self.reference_model.static.unknown else []
+        if unused and (job := self._job(self._fp32, baseline=True)) is not None:
             for worker in unused:
                 self._ahead.open("", worker, job, is_baseline=True)
 
@@ -296,15 +294,18 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return None if isinstance(job, Failure) else job
 
     def evaluate_first(self) -> Measurement | None:
-        """Measure all-FP32 before the search asks for it; None where none is opened ahead, or where that fails."""
+        """Measure all-FP32, and begin to open baselines; None where none is opened ahead, or where that fails."""
         measured = self.evaluate(self._fp32) if self._opens_beside else None
         if measured is None or isinstance(measured, Failure):
             return None
         self._first[self._fp32.fingerprint, "search"] = measured
+        if self.most_ahead > 1:
+            self.open_baselines()
         return measured
 
     def regrouped(self, context: RunContext) -> Toolchain:
         """The toolchain for other groups of the model, in the same processes; this one is at its end."""
+        self._ahead.finish()  # what it opens reads this one's files
         self._let_go()
         other = self._make(context=context, workers=self._workers)
         other.limit = self.limit

@@ -183,10 +183,7 @@ class StudyRecord:
         return Proposal(plan, trial.number, _origin_of(attrs), trial)
 
     def tell_evaluation(
-        self,
-        proposal: Proposal,
-        evaluation: Evaluation,
-        group_times_ms: Mapping[str, float] | None = None,
+        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 

@@ -14,13 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.dominance import (
-    ERROR_FLOOR,
-    REFERENCE_ERROR,
-    gains,
-    hypervolume_improvement,
-    pareto_staircase,
-)
+from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR, gains, hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.overflow_model import OverflowModel

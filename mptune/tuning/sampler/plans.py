@@ -250,10 +250,8 @@ class CutSolver:
         return sides
 
     def _layout(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-        """Problems side by side in one graph: columns and row pointers of its arcs in CSR, parallel ones merged.
-
-        And the position there of each arc of each problem. It takes as long as the flow does, so it is kept.
-        """
+        """Problems side by side in one graph: columns and row pointers of its arcs in CSR, parallel ones merged, and
+        the position there of each arc of each problem."""
         source, groups = count * self._n_nodes, np.arange(self._n_groups)
         starts = np.concatenate([np.full(self._n_groups, _SOURCE), groups, self._from])
         ends = np.concatenate([groups, np.full(self._n_groups, _SINK), self._to])

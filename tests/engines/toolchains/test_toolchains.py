@@ -478,6 +478,8 @@ def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp
     assert not isinstance(tools.missing_kernels(Precision.FP16), Failure)
     first = tools.evaluate_first()
     assert first is not None
+    tools._ahead.finish()
+    assert None not in [worker.pid for worker in tools._workers.beside], "the baseline is open in each"
     assert tools.evaluate(fp32) is first is not tools.evaluate(fp32)
 
 
@@ -503,8 +505,10 @@ def test_other_groups_are_measured_in_the_same_processes(opens_beside: Toolchain
     tools = opens_beside
     tools.open_baselines()
     tools.open_first()
-    first, pids = tools.evaluate_first(), [worker.pid for worker in tools._workers.beside]
-    assert None not in pids[:1]
+    first = tools.evaluate_first()
+    tools._ahead.finish()
+    pids = [worker.pid for worker in tools._workers.beside]
+    assert None not in pids
     grouped = tools.context.grouped
     joined = replace(grouped.groups[0], nodes=tuple(node for group in grouped.groups for node in group.nodes))
     other = tools.regrouped(replace(tools.context, grouped=replace(grouped, groups=(joined,))))
