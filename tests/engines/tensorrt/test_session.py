@@ -67,7 +67,8 @@ def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     session = device.open("double")
     latency = timed(session, rows(2))
     assert latency.raw_ms == (1.0,) * 10
-    assert (device.cuda.captures, device.cuda.launches) == (1, 23)  # tried; one to warm up and ten timed, behind one ahead
+    # Tried; then a value to warm up and ten that are timed, each behind an execution of its own.
+    assert (device.cuda.captures, device.cuda.launches) == (1, 23)
     timed(session, rows(2, seed=1))
     assert device.cuda.captures == 1
     timed(session, rows(3))
