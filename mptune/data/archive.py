@@ -50,15 +50,13 @@ def _opened(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as a NumPy file: {text}", hint) from None
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], *, is_compressed: bool = False) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an ``.npz``, whole or not at all; the same arrays give the same bytes."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
             for name, array in arrays.items():
-                entry = zipfile.ZipInfo(f"{name}.npy")  # without a time
-                entry.compress_type = zipfile.ZIP_DEFLATED if is_compressed else zipfile.ZIP_STORED
-                with archive.open(entry, "w", force_zip64=True) as member:
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:  # without a time
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -98,10 +99,11 @@ def engine_packages() -> tuple[str, ...]:
 
 def read_gpus() -> tuple[GpuState, ...]:
     """The state of every GPU that nvidia-smi shows; empty where there is none."""
-    text = ask_nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits") or ""
-    # Asked for apart: drivers renamed the field, and nvidia-smi refuses a whole query for one unknown field.
-    fields = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
-    reasons = (ask_nvidia_smi(f"--query-gpu={field}", "--format=csv,noheader") for field in fields)
+    # Asked for apart: drivers renamed the last field, and nvidia-smi refuses a whole query for one unknown field.
+    queries = _QUERY, "clocks_throttle_reasons.active", "clocks_event_reasons.active"
+    asked = [(f"--query-gpu={query}", "--format=csv,noheader,nounits") for query in queries]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        text, *reasons = pool.map(lambda each: ask_nvidia_smi(*each) or "", asked)
     masks = [line for line in next(filter(None, reasons), "").splitlines() if line.strip()]
     gpus: list[GpuState] = []
     for line in text.splitlines():

@@ -127,7 +127,7 @@ def write_chosen(
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
                         emulate.Emulator(interface.with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
-                    archive.write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
+                    archive.write_arrays(fresh / CHECK_FILE, check)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 in_fp16 = bool(plan.reduced_groups and interface.reduced_interface(grouped))

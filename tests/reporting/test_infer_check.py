@@ -68,7 +68,7 @@ def header_of(check: Sample) -> dict[str, Any]:
 
 
 def written(check: Sample, path: Path) -> Path:
-    write_arrays(path, check, is_compressed=True)
+    write_arrays(path, check)
     return path
 
 

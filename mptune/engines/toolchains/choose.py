@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Thread
 
 from mptune.engines.backend import Availability, Backend, BackendStatus, Place
@@ -77,9 +76,8 @@ def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
     def ask() -> None:
         with suppress(Exception):  # whoever asks again gets it
             if (target == "auto" or load_target(target).kind != "cpu") and detect_gpus():
-                for observer in workers.observers if has_room_beside("cuda") else ():
-                    warm_up = partial(observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
-                    Thread(target=warm_up, daemon=True).start()
+                for worker in (*workers.observers, workers.beside[0]) if has_room_beside("cuda") else ():
+                    Thread(target=worker.call, args=(ProbeJob("cuda"), PROBE_TIMEOUT_S), daemon=True).start()
                 probe("cuda", workers.main)
 
     Thread(target=ask, daemon=True).start()
