@@ -266,8 +266,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             self._ahead.open(self._fp32.fingerprint, self._workers.beside[0], job)
 
     def open_tf32(self) -> None:
-        """Begin to open all-FP32 with TF32, where plans are opened beside the first process."""
-        if self._opens_beside and self.target.tf32_tflops and (job := self._job(self._fp32, tf32=True)) is not None:
+        """Begin to open all-FP32 with TF32, where there is memory for a plan in every process."""
+        has_room = self.target.tf32_tflops is not None and self.most_ahead > len(self._workers.beside)
+        if has_room and (job := self._job(self._fp32, tf32=True)) is not None:
             self._ahead.open("TF32", self._workers.tf32, job)
 
     def open_baselines(self) -> None:

@@ -487,11 +487,12 @@ def test_tf32_is_opened_before_it_is_asked_for(
     opens_beside: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools, worker = opens_beside, opens_beside._workers.tf32
-    tools.open_tf32()
-    assert worker.pid is None, "a CPU has none"
-    tools.target = tools.target.model_copy(update={"tf32_tflops": 1.0})
     monkeypatch.setattr(tools.builder, "build_tf32", lambda: tools.builder.build(fp32))
-    tools.open_tf32()
+    for most, tf32_tflops in ((3, None), (2, 1.0), (3, 1.0)):
+        assert worker.pid is None, "a CPU has none, and then there is no room for it"
+        tools._ahead.most = most
+        tools.target = tools.target.model_copy(update={"tf32_tflops": tf32_tflops})
+        tools.open_tf32()
     measured(tools.evaluate(fp16))
     assert (worker._process.jobs, tools.is_opening) == (1, False), "it waits for all"
     pid, alone = worker.pid, measured(tools.evaluate_tf32())
