@@ -23,8 +23,7 @@ from mptune.graph.plan import PRECISIONS, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.observing import load_samples, observe_values
 from mptune.settings import Granularity, InMemory, SearchSettings
-from mptune.targets import costs
-from mptune.targets import findings as target_findings
+from mptune.targets import costs, findings as target_findings
 from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.refining import RefinedGroup
 from mptune.tuning.space import NamedSpace, Pin, make_space

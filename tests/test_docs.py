@@ -11,8 +11,7 @@ import typer.main
 
 import mptune
 from mptune.cli import app
-from tests.docs.pages import PAGES as READ
-from tests.docs.pages import ROOT, blocks_of, prose_of, read
+from tests.docs.pages import PAGES as READ, ROOT, blocks_of, prose_of, read
 from tests.test_architecture import LAYERS
 
 PAGES = (*READ, "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/models/README.md")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.trained import inputs as make
-from benchmarks.trained import judges
+from benchmarks.trained import inputs as make, judges
 from benchmarks.trained.judges import Judge
 
 if TYPE_CHECKING:

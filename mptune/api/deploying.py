@@ -21,8 +21,7 @@ from mptune.files import PathLike, full_disk_as_error, refuse
 from mptune.reporting import recipe, run_files
 from mptune.rundir import RunDirectory, joined_run, read_run
 from mptune.settings import SearchSettings, Tolerances, documented
-from mptune.tuning import confirm as confirming
-from mptune.tuning import confirmation, copies, measuring
+from mptune.tuning import confirm as confirming, confirmation, copies, measuring
 from mptune.tuning.bench import Listener
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front

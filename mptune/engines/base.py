@@ -14,11 +14,13 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.latency import Latency, Stopwatch
 from mptune.json_form import JsonForm
-from mptune.processes.child import EngineError as EngineError
-from mptune.processes.child import Failure as Failure
-from mptune.processes.child import FailureKind as FailureKind
-from mptune.processes.child import Progress as Progress
-from mptune.processes.child import Stage as Stage
+from mptune.processes.child import (
+    EngineError as EngineError,
+    Failure as Failure,
+    FailureKind as FailureKind,
+    Progress as Progress,
+    Stage as Stage,
+)
 from mptune.targets.detect import PowerMode
 from mptune.targets.target import EngineMemory
 

@@ -7,8 +7,7 @@ differs from these stands where it is needed, as a difference with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

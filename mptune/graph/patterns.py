@@ -6,8 +6,7 @@ and mask overflows where neither does alone, and an activation apart from its co
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Mapping, Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 

@@ -5,8 +5,7 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -24,8 +24,7 @@ from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.json_form import JsonForm
-from mptune.targets import costs
-from mptune.targets import findings as about_target
+from mptune.targets import costs, findings as about_target
 from mptune.targets.target import Target
 from mptune.tuning import baseline, space
 from mptune.tuning.bench import Listener, Logged, run_job, run_needed_job

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mptune.data.samples import CalibrationSet, Rollout, data_findings, outputs_of, size_findings
 from mptune.errors import SettingsError

@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 
 from mptune.diagnosis import engines as diagnosed_engines
-from mptune.engines import cuda as runtime
-from mptune.engines import environment
+from mptune.engines import cuda as runtime, environment
 from mptune.engines.ort import cuda_session
 from mptune.engines.tensorrt import backend as tensorrt_backend
 from mptune.engines.toolchains import reference

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.groups import GroupedModel, find_groups

@@ -9,9 +9,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model

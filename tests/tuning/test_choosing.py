@@ -6,8 +6,7 @@ from dataclasses import replace
 from operator import lt
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import OutputError

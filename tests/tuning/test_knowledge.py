@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, FailureKind, Stage, in_parts

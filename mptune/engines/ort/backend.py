@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path

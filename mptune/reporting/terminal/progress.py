@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
+import rich.progress
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -69,7 +69,7 @@ class TerminalListener:
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        self._bar = ProgressBar(*columns, console=self._console, speed_estimate_period=_ESTIMATE_OVER_S)
+        self._bar = rich.progress.Progress(*columns, console=self._console, speed_estimate_period=_ESTIMATE_OVER_S)
         self._task = self._bar.add_task("search", total=None)
         self._counts_down = False
         self._logged_s: dict[str, float] = {}

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mptune.data.metrics.accuracy import RELATIVE_FLOOR, OutputError, Reference, compare_outputs, error_interval
 from mptune.errors import DataError, SettingsError

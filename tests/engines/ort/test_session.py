@@ -17,8 +17,7 @@ from onnx import TensorProto, helper, version_converter
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind
-from mptune.engines.ort import cuda_session
-from mptune.engines.ort import session as side_by_side
+from mptune.engines.ort import cuda_session, session as side_by_side
 from mptune.engines.ort.cuda_session import CudaSession, open_session
 from mptune.engines.ort.session import (
     OPTIMISED_MODEL,

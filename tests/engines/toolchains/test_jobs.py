@@ -21,8 +21,7 @@ from mptune.data.samples import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
-from mptune.engines.ort import cuda_session
-from mptune.engines.ort import session as side_by_side
+from mptune.engines.ort import cuda_session, session as side_by_side
 from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.ort.session import OrtSession, Provider

@@ -25,8 +25,7 @@ from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob
 from mptune.engines.tensorrt.library import LibraryReport, is_installed
-from mptune.engines.toolchains import ahead, choose, reference, toolchain
-from mptune.engines.toolchains import measuring as measure
+from mptune.engines.toolchains import ahead, choose, measuring as measure, reference, toolchain
 from mptune.engines.toolchains.choose import choose_target, find_backends, list_toolchains, open_toolchain
 from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob
 from mptune.engines.toolchains.toolchain import Toolchain

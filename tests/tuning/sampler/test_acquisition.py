@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.acquisition import CandidatePool, EhviEstimator, exact_optima, find_candidates

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mptune.tuning.sampler.plans import Boundary, Columns, Crossings, CutSolver, End
 
