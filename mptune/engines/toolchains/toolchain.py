@@ -242,6 +242,10 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         # A metric of the calling program answers one job at a time.
         return opens and self._has_room and self.context.settings.metric_function is None
 
+    @property
+    def _measures_first(self) -> bool:
+        return self._opens_beside and not self.context.settings.gpus  # several have workers of their own
+
     def open_ahead(self, plans: Sequence[PrecisionPlan], which: SampleSet = "search") -> int:
         """Begin to open plans: ``evaluate`` waits until they are open, and has to time them only.
 
@@ -261,8 +265,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self._ahead.is_opening
 
     def open_first(self) -> None:
-        """Begin to open all-FP32, where plans are opened beside the first process."""
-        if self._opens_beside and (job := self._job(self._fp32)) is not None:
+        """Begin to open all-FP32, where it is measured before the search asks for it."""
+        if self._measures_first and (job := self._job(self._fp32)) is not None:
             self._ahead.open(self._fp32.fingerprint, self._workers.beside[0], job)
 
     def open_tf32(self) -> None:
@@ -296,7 +300,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     def evaluate_first(self) -> Measurement | None:
         """Measure all-FP32, and begin to open baselines; None where none is opened ahead, or where that fails."""
-        measured = self.evaluate(self._fp32) if self._opens_beside else None
+        measured = self.evaluate(self._fp32) if self._measures_first else None
         if measured is None or isinstance(measured, Failure):
             return None
         self._first[self._fp32.fingerprint, "search"] = measured

@@ -473,6 +473,11 @@ def test_plans_that_are_opened_ahead_are_measured_as_others_are(
 
 def test_all_fp32_is_measured_before_the_search_asks(opens_beside: Toolchain, fp32: PrecisionPlan) -> None:
     tools = opens_beside
+    tools.context = tools.context.with_settings(gpus=(0, 1))
+    tools.open_first()
+    assert tools.evaluate_first() is None, "a worker on each GPU measures it"
+    assert [worker.pid for worker in tools._workers.beside] == [None, None]
+    tools.context = tools.context.with_settings(gpus=())
     tools.open_first()
     assert not isinstance(tools.missing_kernels(Precision.FP16), Failure)
     first = tools.evaluate_first()
