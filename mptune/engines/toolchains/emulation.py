@@ -162,13 +162,8 @@ class Emulation:
         wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
-        name = "-".join(
-            (
-                "whole" if stretch is None else groups[0],
-                *map(str, precisions),
-                *["plan"] * (emulator is not self._emulator),
-            )
-        )
+        kind = ["plan"] * (emulator is not self._emulator)
+        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions), *kind))
         cut = self._cuts.get(groups) if stretch is not None else None
         if name not in self._written:
             path = self.context.scratch(f"{self.name}-{name}")
