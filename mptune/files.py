@@ -187,9 +187,12 @@ def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}", hint) from None
 
 
-def write_json(path: Path, document: Any) -> None:
-    """As ``write_text``, of JSON, indented, with a newline at its end. Non-finite numbers are refused."""
-    write_text(path, json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+def write_json(path: Path, document: Any, indent: int | None = 2) -> None:
+    """As ``write_text``, of JSON with a newline at its end. Non-finite numbers are refused.
+
+    Python writes large documents several times as fast where ``indent`` is None.
+    """
+    write_text(path, json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def link_or_copy(source: str, target: str) -> str:

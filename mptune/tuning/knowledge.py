@@ -124,7 +124,6 @@ class Knowledge:
         self._errors: dict[str, OutputError] = {}  # of groups alone
         self._failed: set[str] = set()  # groups whose emulation failed for good, perhaps after some samples
         self._read: set[str] = set()  # keys of the notes that have been added
-        self._is_written = False
         self._add_notes(is_first=True)
         what, toolchain = "predicting latencies", bench.toolchain
         terms = run_needed_job(toolchain.latency_terms, toolchain, bench.listener, what)
@@ -151,8 +150,7 @@ class Knowledge:
             allowed = AT_FIRST + _PER_PLAN_SAMPLE * per_plan * later
         self._bench.toolchain.open_baselines()  # while groups are emulated
         if self.take(allowed):
-            self._update()
-            missing = len(self._space.free) - len(self.sensitivity().errors)
+            missing = len(self._space.free) - len(self._errors)
             more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
             self._bench.listener.stage(f"searching{more}")
         new = (e for e in evaluations if e.number not in self._searched)
@@ -228,11 +226,8 @@ class Knowledge:
             self._record.set_note(key, note)
             self._read.discard(key)
             self._add_notes()
-        is_more = self._spent() > before
-        if is_more or not self._is_written:
-            write_json(self._path, self.sensitivity().to_json())
-            self._is_written = True
-        if is_more:
+        if is_more := self._spent() > before:
+            self._update()
             show()
         return is_more
 
@@ -320,6 +315,7 @@ class Knowledge:
 
     def _update(self) -> None:
         sensitivity = self.sensitivity()
+        write_json(self._path, sensitivity.to_json(), indent=None)
         exact = self._bench.toolchain.latency_source == "predicted"
         self.prior = make_prior(self._space, sensitivity, self._terms, exact=exact, settings=self._settings)
         if self._emulates:  # groups that have been emulated on all samples are plans, too
