@@ -188,10 +188,7 @@ def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
 
 
 def write_json(path: Path, document: Any, indent: int | None = 2) -> None:
-    """As ``write_text``, of JSON with a newline at its end. Non-finite numbers are refused.
-
-    Python writes large documents several times as fast where ``indent`` is None.
-    """
+    """As ``write_text``, of JSON with a newline at its end, faster without ``indent``. Refuses non-finite numbers."""
     write_text(path, json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=False) + "\n")
 
 

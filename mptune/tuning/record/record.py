@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.accuracy import LEAST_ERROR
 from mptune.engines.base import Failure, Measurement
@@ -29,6 +30,7 @@ from mptune.json_form import decode_float
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage
 from mptune.tuning.sampler.plans import Columns
+from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, BuiltPlans, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
 
@@ -169,15 +171,26 @@ class StudyRecord:
             attrs[PLAN_ATTR] = plan.to_json()["precision"]
         self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
-    def ask(self, sampler: optuna.samplers.BaseSampler | None = None) -> Proposal:
-        """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
-        self._study.sampler = sampler or self._study.sampler
-        trial = self._study.ask()
-        trial.set_user_attr(_OWNER, scratch_name("trial", ".owner"))  # at once: proposing may take long
+    def ask(self, sampler: PrecisionSampler | None = None) -> Proposal:
+        """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before.
+
+        What the given one proposes is one record; a trial that Optuna asks for has one for each group.
+        """
+        study, options, choices, attrs = self._study, self.space.options, dict[str, Any](), dict[str, Any]()
+        study.sampler = sampler or study.sampler
+        if sampler is not None and not self.waiting():
+            choices, attrs = sampler.draw(study, len(self.trials()), tuple(options))
+        attrs[_OWNER] = scratch_name("trial", ".owner")
+        if choices:
+            types: dict[str, BaseDistribution] = {g: CategoricalDistribution(options[g]) for g in choices}
+            drawn = create_trial(state=TrialState.RUNNING, params=choices, distributions=types, user_attrs=attrs)
+            trial = optuna.Trial(study, self.storage.create_new_trial(study._study_id, drawn))
+        else:
+            trial = study.ask()
+            trial.set_user_attr(_OWNER, attrs[_OWNER])  # at once: proposing may take long
         if not isinstance(self.storage, JournalStorage):
             cast("RetryingStorage", self.storage).keep_alive(trial._trial_id)
-        options = self.space.options.items()
-        choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
+        choices = choices or {group: trial.suggest_categorical(group, options[group]) for group in options}
         attrs = trial.user_attrs
         plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
         return Proposal(plan, trial.number, _origin_of(attrs), trial)

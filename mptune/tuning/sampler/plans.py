@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,7 +181,7 @@ class CutSolver:
                 self._add_casts(boundary, index, number, reduced, numbers)
         arcs = np.array(self._arcs, dtype=np.int64).reshape(-1, 3)
         self._from, self._to, self._boundary = arcs.T
-        self._layouts: dict[int, tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = {}
+        self._laid_out = cache(self._layout)
 
     def _add_casts(
         self, boundary: Boundary, index: int, number: int, reduced: NDArray[np.uint8], numbers: dict[str, int]
@@ -236,9 +236,7 @@ class CutSolver:
         capacities = np.hstack([rewards, penalties, padded[:, self._boundary]]) * (_TOTAL / count / limit)
         integers = np.rint(np.minimum(capacities, _INFINITE)).astype(np.int64)  # (n_problems, n_arcs)
         source = count * self._n_nodes  # behind all nodes; the sink is behind it
-        if count not in self._layouts:
-            self._layouts[count] = self._layout(count)
-        columns, pointers, inverse = self._layouts[count]
+        columns, pointers, inverse = self._laid_out(count)
         merged = np.bincount(inverse, weights=integers.ravel(), minlength=len(columns))
         merged = np.minimum(merged, _INFINITE).astype(np.int32)
         graph = csr_array((merged, columns, pointers), shape=(source + 2, source + 2))

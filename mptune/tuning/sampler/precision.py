@@ -122,16 +122,22 @@ class PrecisionSampler(BaseSampler):
         Raises:
             ValueError: the study does not minimise two objectives.
         """
-        if not search_space:
-            return {}
-        prior = self._prior or Prior(tuple(search_space))
-        trials = study.get_trials(deepcopy=False)
+        choices, attrs = self.draw(study, trial.number, tuple(search_space))
+        for name, value in attrs.items():
+            # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
+            study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        return choices
+
+    def draw(self, study: Study, number: int, groups: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and user attributes of a trial of this number; see ``sample_relative``."""
+        prior = self._prior or Prior(groups)
+        trials = study.get_trials(deepcopy=False) if groups else []
         if study.directions != [StudyDirection.MINIMIZE] * 2 and any(prior.groups[0] in t.params for t in trials):
             raise ValueError("PrecisionSampler needs a study with directions=['minimize', 'minimize']: latency, error")
-        built = read_plans(trials, prior.columns, trial.number, self._errors, self._error_name)
+        built = read_plans(trials, prior.columns, number, self._errors, self._error_name)
         if not math.isfinite(built.base_ms):
-            return {}
-        generator = np.random.default_rng([self._seed, trial.number])
+            return {}, {}
+        generator = np.random.default_rng([self._seed, number])
         import scipy.linalg  # noqa: F401  Slow to import; only a library that is loaded is limited.
 
         # Matrices of some hundred rows are multiplied no sooner by many threads, which wait by spinning: with two, a
@@ -139,12 +145,7 @@ class PrecisionSampler(BaseSampler):
         # and 0.09 s.
         with threadpool_limits(limits=1, user_api="blas"):
             plan, attrs = self.propose(prior, built, generator)
-        if plan is None:
-            return {}
-        for name, value in attrs.items():
-            # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
-            study._storage.set_trial_user_attr(trial._trial_id, name, value)
-        return prior.columns.choices(plan)
+        return ({}, {}) if plan is None else (prior.columns.choices(plan), attrs)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

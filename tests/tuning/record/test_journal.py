@@ -15,6 +15,8 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.tuning.bench import Stop
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import cut_torn_tail
+from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.trials import EHVI_ATTR
 from mptune.tuning.space import SearchSpace
 from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import evaluation_of, make_toolchain, tune
@@ -49,6 +51,26 @@ def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
     record.tell_duplicate(record.ask())
     assert trials(left) == trials(journal)
     assert [trial.state for trial in trials(left)] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
+
+
+def test_what_the_sampler_proposes_is_one_record_and_what_optuna_would_ask_for(
+    open_record: OpenRecord, journal: Path, tmp_path: Path
+) -> None:
+    tune(open_record(), budget=6)
+    copy, seen = tmp_path / "copy.journal", len(journal.read_bytes().splitlines())
+    shutil.copyfile(journal, copy)
+    sampler, record = PrecisionSampler(seed=3), open_record()
+    proposal = record.ask(sampler)
+    assert len(journal.read_bytes().splitlines()) == seen + 1
+    other = open_record(journal=copy)
+    other._study.sampler = sampler
+    assert other.ask().plan == proposal.plan
+    asked, drawn = (each.trials()[-1] for each in (other, record))
+    assert (asked.params, asked.distributions) == (drawn.params, drawn.distributions)
+    assert asked.user_attrs.keys() == drawn.user_attrs.keys() > {"owner", EHVI_ATTR}
+    assert {**asked.user_attrs, "owner": ""} == {**drawn.user_attrs, "owner": ""}
+    record.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(record.space)))
+    assert open_record().spent == 7
 
 
 def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, journal: Path) -> None:
