@@ -139,9 +139,8 @@ def to_measure(
     todo: list[tuple[int, Evaluation]] = []
     for numbers in [range(k, k + 1) for k in range(rounds)] if beside == 1 else [range(1), range(1, rounds)]:
         of_round = [p for p in (points if 0 in numbers else rivals) if p.plan.fingerprint not in failed]
-        todo += [
-            (n, p) for n in numbers for p in of_round if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)
-        ]
+        pairs = [(number, point) for number in numbers for point in of_round]
+        todo += [(n, p) for n, p in pairs if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]
         if len(todo) >= beside:
             break
     return todo

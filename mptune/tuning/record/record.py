@@ -172,16 +172,13 @@ class StudyRecord:
         self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
     def ask(self, sampler: PrecisionSampler | None = None) -> Proposal:
-        """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before.
-
-        What the given one proposes is one record; a trial that Optuna asks for has one for each group.
-        """
+        """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
         study, options, choices, attrs = self._study, self.space.options, dict[str, Any](), dict[str, Any]()
         study.sampler = sampler or study.sampler
         if sampler is not None and not self.waiting():
             choices, attrs = sampler.draw(study, len(self.trials()), tuple(options))
         attrs[_OWNER] = scratch_name("trial", ".owner")
-        if choices:
+        if choices:  # as one record: of a trial that Optuna asks for there is one for each group
             types: dict[str, BaseDistribution] = {g: CategoricalDistribution(options[g]) for g in choices}
             drawn = create_trial(state=TrialState.RUNNING, params=choices, distributions=types, user_attrs=attrs)
             trial = optuna.Trial(study, self.storage.create_new_trial(study._study_id, drawn))
