@@ -109,7 +109,7 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(
     for folder in folders.values():
         folder.mkdir()
     single = tmp_path / "single.mptune"
-    options = {"data": mlp_data, "confirm_rounds": 1}
+    options = {"data": mlp_data, "confirm_rounds": 1, "knee": True}  # within a limit it ends before its budget
     mptune.search(mlp_path, out=single, budget=BUDGET, open_toolchain=Opener(folders["alone"], 0.0), **options)  # type: ignore[arg-type]
     alone = quality(evaluations_of(single))
 
