@@ -220,7 +220,7 @@ def time_in_turn(
 def _first_steady(values_of: Sequence[Sequence[float]]) -> int:
     """The first round that is no further from the last ``_STEADY`` than these are from each other.
 
-    On an H200 CUDA graphs took 1 to 9 % less in the first 25 to 145 ms of executions back to back.
+    On an H200 CUDA graphs take some per cent less at first, in some networks for longer than the warm-up.
     """
     values = np.array(values_of)
     rounds = (values / np.maximum(np.median(values, axis=1, keepdims=True), 1e-9)).sum(axis=0)

@@ -117,7 +117,7 @@ def test_tf32_is_measured_once_and_bounds_what_is_chosen() -> None:
     assert front.chosen.judged_error <= error, "no plan is as fast, so what is chosen is more exact"
     assert search(toolchain, budget=9).tf32 == front.tf32
     assert toolchain.tf32_calls == 1
-    assert toolchain.ahead.count("tf32") == 1, "while the last plan is measured"
+    assert toolchain.ahead.count("tf32") == 1, "opened ahead once, as the search begins"
     assert mptune.report("model.mptune").tf32 == front.tf32
 
 

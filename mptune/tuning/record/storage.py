@@ -178,7 +178,7 @@ class _JournalFile(JournalFileBackend):
             cut_torn_tail(file)
             file.write(lines.encode())
             file.flush()
-            # A plan has a record for each group and attribute: they go to the disk together with what comes of it.
+            # A trial's parameters and attributes go to the disk together with what comes of it.
             if any("state" in log or "trial_id" not in log for log in logs):
                 os.fsync(file.fileno())
 
