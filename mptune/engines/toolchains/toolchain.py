@@ -309,11 +309,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return measured
 
     def regrouped(self, context: RunContext) -> Toolchain:
-        """The toolchain for other groups of the model, in the same processes; this one is at its end."""
-        self._ahead.finish()  # what it opens reads this one's files
-        self._let_go()
+        """The toolchain for other groups of the model, in the same processes, which may open baselines still.
+
+        This one is at its end, and is to be closed later: what is being opened reads its files.
+        """
         other = self._make(context=context, workers=self._workers)
-        other.limit = self.limit
+        other.limit, other._ahead = self.limit, self._ahead
         other._first = {(other._fp32.fingerprint, which): first for (_, which), first in self._first.items()}
         return other
 

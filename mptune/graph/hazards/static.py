@@ -22,9 +22,8 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo, all_graphs, fill_value, fixed_shape
 from mptune.graph.ops import BOUNDS, COPIES, ELEMENTWISE, GLUE, GUARDS, MOVEMENT, RECURRENT, RESHAPES
 from mptune.graph.patterns import find_patterns
-from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
-from mptune.graph.writing.weights import chunks, rounding_of
+from mptune.graph.writing.weights import chunks, fp16_rounding
 
 _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
@@ -44,7 +43,7 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
     model, hazards, limiting = types.model, list[Hazard](), masks_of(types.model).limiting
     cast = {name for name, c in model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
-        rounding, done = rounding_of(model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
+        rounding, done = fp16_rounding(model.initializers[name]), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
         for node in hazard.touching(types, name):

@@ -21,7 +21,7 @@ from mptune.graph.ops import onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
-from mptune.graph.writing.weights import NeededConstant, rounding_of, write_self_contained
+from mptune.graph.writing.weights import NeededConstant, fp16_rounding, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8  # the newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it
 _LACKING = """
@@ -76,7 +76,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
         # What the typed model limits, or keeps out of FP16, this one does not.
         floats = [value for value in node.inputs if model.info(value).is_float32]
         constants = [model.initializers[value] for value in floats if value in model.initializers]
-        is_beyond = any(rounding_of(constant, Precision.FP16).overflowed for constant in constants)
+        is_beyond = any(fp16_rounding(constant).overflowed for constant in constants)
         is_beyond |= any(is_held(model, value, Precision.FP16) for value in floats)
         precision = Precision.FP32 if is_beyond else planned.get(node.name)
         if precision is None or node.op_type in _UNNAMED.split() or types.facts.is_static(node.outputs[0]):

@@ -26,8 +26,8 @@ from mptune.graph.writing.weights import (
     WeightBank,
     bank_file,
     chunks,
+    fp16_rounding,
     round_values,
-    rounding_of,
     write_self_contained,
 )
 from tests.graph import models
@@ -51,7 +51,7 @@ def test_rounding_keeps_signs_and_infinities(values: np.ndarray) -> None:
     near = np.isfinite(half) & (np.abs(values) >= 2.0**-14) & ~beyond
     exact = values[near].astype(np.float64)
     assert np.all(np.abs(half[near].astype(np.float64) - exact) <= np.abs(exact) * 2.0**-11)
-    rounding = rounding_of(described(numpy_helper.from_array(values, "w")), Precision.FP16)
+    rounding = fp16_rounding(described(numpy_helper.from_array(values, "w")))
     assert (rounding.overflowed, rounding.size) == (np.sum(beyond), 16)
     assert rounding.vanished == np.count_nonzero(values) - np.count_nonzero(half)
 
