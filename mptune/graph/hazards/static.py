@@ -43,9 +43,9 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
     model, hazards, limiting = types.model, list[Hazard](), masks_of(types.model).limiting
     cast = {name for name, c in model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
-        rounding, done = fp16_rounding(model.initializers[name]), set[tuple[str, bool]]()
-        absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
-        words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
+        rounding, size = fp16_rounding(model.initializers[name]), math.prod(model.initializers[name].shape)
+        absmax, share, done = rounding.absmax, rounding.vanished / max(1, size), set[tuple[str, bool]]()
+        words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": size}
         for node in hazard.touching(types, name):
             group, limits = group_of(types, node), bool(rounding.overflowed) and node.index in limiting
             if group is None or (group, limits) in done:
@@ -53,9 +53,9 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
             done.add((group, limits))
             place = HazardPlace(node.name, group, name)
             if rounding.overflowed:
-                wording = "constant" if rounding.size == 1 else "constants"
+                wording = "constant" if size == 1 else "constants"
                 hazards += _overflow(model, place, absmax, wording, [node], words)
-            elif rounding.size == 1 and absmax < FP16_NORMAL and (reads := _divides(types.facts, node))[0]:
+            elif size == 1 and absmax < FP16_NORMAL and (reads := _divides(types.facts, node))[0]:
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
                 guarded = [observed.ranges[v] for v in types.facts.varying(node) if v in observed.ranges]

@@ -52,7 +52,7 @@ def test_rounding_keeps_signs_and_infinities(values: np.ndarray) -> None:
     exact = values[near].astype(np.float64)
     assert np.all(np.abs(half[near].astype(np.float64) - exact) <= np.abs(exact) * 2.0**-11)
     rounding = fp16_rounding(described(numpy_helper.from_array(values, "w")))
-    assert (rounding.overflowed, rounding.size) == (np.sum(beyond), 16)
+    assert rounding.overflowed == np.sum(beyond)
     assert rounding.vanished == np.count_nonzero(values) - np.count_nonzero(half)
 
 
