@@ -166,7 +166,7 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
         listener.stage(f"re-measuring {count} plan{'s' if count > 1 else ''}")
         if todo[-1][0] + 1 < rounds and beside == 1:
             tools.start_ahead()  # of the next round
-        opened = 0
+        opened, todo = 0, todo if beside == 1 else todo[:beside]  # processes that are left take a later round
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
             if (limit := bench.limits.reached()) is not None:
