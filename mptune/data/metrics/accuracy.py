@@ -19,7 +19,6 @@ from mptune.data.metrics.parts import (
     MOST_COLUMNS,
     WORST_PART,
     Arrays,
-    Floats,
     OutputParts,
     as_columns,
     belongs_to,
@@ -210,7 +209,7 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int | None], Floats] = {}  # by output and sample, as ``_differences`` has them
+        self.sums: dict[tuple[str, int | None], np.ndarray] = {}  # by output and sample, as ``_differences`` has them
 
 
 def compare_outputs(
@@ -233,7 +232,7 @@ def compare_outputs(
     ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the time, of proposed plans.
     """
 
-    def of_sample(number: int, got: Arrays) -> dict[str, tuple[dict[str, float], Floats | None]]:
+    def of_sample(number: int, got: Arrays) -> dict[str, tuple[dict[str, float], np.ndarray | None]]:
         """Output -> its statistics and the errors of its columns."""
         wanted = reference.samples[number]
         for name in wanted.keys() - got.keys():
@@ -277,7 +276,7 @@ def compare_outputs(
 
 def _of_array(
     name: str, reference: Reference, number: int | None, got: np.ndarray, wanted: np.ndarray, *, objective_only: bool
-) -> tuple[dict[str, float], Floats | None]:
+) -> tuple[dict[str, float], np.ndarray | None]:
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
         raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
@@ -316,8 +315,8 @@ def _of_rows(rows: AlignedRows, matched: int, *, objective_only: bool) -> dict[s
 
 
 def _differences(
-    got: np.ndarray, wanted: np.ndarray, sums: Floats | None = None, *, objective_only: bool, is_wide: bool = False
-) -> tuple[dict[str, float], Floats]:
+    got: np.ndarray, wanted: np.ndarray, sums: np.ndarray | None = None, *, objective_only: bool, is_wide: bool = False
+) -> tuple[dict[str, float], np.ndarray]:
     """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
 
     The statistics of all elements; and of each column, shape (4, columns): the sum of the squared differences, the sum

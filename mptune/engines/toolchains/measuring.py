@@ -12,7 +12,6 @@ import math
 import time
 import uuid
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,7 +173,7 @@ class MeasureJob:
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
         # What is timed gives the outputs, too: the captured graph, where there is one.
-        run = partial(session.replay, is_once=True) if isinstance(session, OrtSession) else session.run
+        run = (lambda feeds: session.replay(feeds, is_once=True)) if isinstance(session, OrtSession) else session.run
         outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
         state.enter(Stage.COMPARE)
         return Candidate(session, build_s, self.scoring.error(state, outputs))

@@ -16,8 +16,7 @@ from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider, available_bytes
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
-from mptune.engines.toolchains import measuring
-from mptune.engines.toolchains.ahead import Ahead
+from mptune.engines.toolchains import ahead, measuring
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -89,7 +88,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             self._timings = measuring.Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds  # see ``Builder``
         self._can_profile = True
-        self._ahead = Ahead(self._workers)
+        self._ahead = ahead.Ahead(self._workers)
         self._first: dict[tuple[str, SampleSet], Measurement] = {}
         self._has_room = has_room_beside(provider)
         self.limit: float | None = None  # on the error: less is emulated of plans that cannot be chosen within it

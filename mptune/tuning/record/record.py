@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -33,9 +32,6 @@ from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, BuiltPlans, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
-
-if TYPE_CHECKING:
-    from mptune.tuning.record.database import RetryingStorage
 
 T = TypeVar("T")
 
@@ -186,7 +182,7 @@ class StudyRecord:
             trial = study.ask()
             trial.set_user_attr(_OWNER, attrs[_OWNER])  # at once: proposing may take long
         if not isinstance(self.storage, JournalStorage):
-            cast("RetryingStorage", self.storage).keep_alive(trial._trial_id)
+            cast("Any", self.storage).keep_alive(trial._trial_id)  # a ``RetryingStorage``
         choices = choices or {group: trial.suggest_categorical(group, options[group]) for group in options}
         attrs = trial.user_attrs
         plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
@@ -215,12 +211,12 @@ class StudyRecord:
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with suppress(UpdateFinishedTrialError):
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def release(self, proposal: Proposal, fault: Failure | None = None) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
-        with suppress(UpdateFinishedTrialError):
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):
             if fault is not None:
                 proposal.trial.set_user_attr("fault", fault.to_json())
             self.enqueue(proposal.plan, proposal.origin)
@@ -245,7 +241,7 @@ class StudyRecord:
                 if is_nameless or trial._trial_id in stale or (is_journal and is_left(owner or "")):
                     orphans.append(trial)
         for trial in orphans:
-            with suppress(UpdateFinishedTrialError):  # Another worker may be faster.
+            with suppress(optuna.exceptions.UpdateFinishedTrialError):  # Another worker may be faster.
                 if OUTCOME_ATTR in trial.user_attrs:
                     self._finish(trial.number, outcome_of(trial))
                     continue
@@ -287,7 +283,7 @@ class StudyRecord:
         return PrecisionPlan(self.space.model_sha256, named)
 
     def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
-        with suppress(UpdateFinishedTrialError):
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
             self._finish(proposal.number, outcome)
 
