@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -212,7 +213,9 @@ def explain(
     source, latency, terms, gains_ms = None, None, np.empty(0), dict[str, float]()
     built = record.built_plans(free).thinned(_LEARNT_FROM)
     if grounds.prior is not None and math.isfinite(built.base_ms) and built.base_ms > 0:
-        latency = LatencyModel(grounds.prior, built)
+        with suppress(*READ_ERRORS):  # the terms of a damaged file may not fit the groups, nor one another
+            latency = LatencyModel(grounds.prior, built)
+    if grounds.prior is not None and latency is not None:
         terms = latency.mean()[None]
         gains_ms = dict(zip(free, map(float, terms[0]), strict=False))
         builds = int(np.isfinite(built.latency_ms).sum())

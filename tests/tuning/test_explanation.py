@@ -138,6 +138,11 @@ def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace,
     keep_grounds(space, None, tmp_path)
     assert path.stat().st_mtime_ns == before, "a session without a toolchain writes nothing and loses nothing"
     assert explain(open_record(), tmp_path, front) == explain(record, tmp_path, front) != Explanation()
+    document = json.loads(path.read_text())
+    for name in ("groups", "gains_ms"):  # a damaged file: one is missing
+        path.write_text(json.dumps(document | {"prior": document["prior"] | {name: document["prior"][name][1:]}}))
+        damaged = explain(record, tmp_path, front)
+        assert (damaged.gains_from, len(damaged.groups)) == (None, len(space.groups))
     path.write_text("{}")
     assert explain(record, tmp_path, front) == Explanation()
     assert explain(record, tmp_path / "elsewhere", front) == Explanation()
