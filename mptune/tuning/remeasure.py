@@ -166,9 +166,10 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
         listener.stage(f"re-measuring {count} plan{'s' if count > 1 else ''}")
         if todo[-1][0] + 1 < rounds and beside == 1:
             tools.start_ahead()  # of the next round
-        opened, todo = 0, todo if beside == 1 else todo[:beside]  # processes that are left take a later round
+        opened, left = 0, len(todo)
+        todo = todo if beside == 1 else todo[:beside]  # processes that are left take a later round
         for index, (number, point) in enumerate(todo):
-            count_down(listener, record.spent + index, len(todo) - index)
+            count_down(listener, record.spent + index, left - index)
             if (limit := bench.limits.reached()) is not None:
                 listener.stage(f"stopped re-measuring: {limit.value}; the same command resumes it")
                 return
