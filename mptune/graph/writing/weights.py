@@ -62,7 +62,7 @@ def fp16_rounding(constant: Initializer) -> Rounding:
         magnitudes = np.abs(np.asarray(values, np.float32))
         finite = magnitudes < np.inf
         absmax = max(absmax, float(np.max(magnitudes, where=finite, initial=0.0)))
-        overflowed += int(np.count_nonzero((magnitudes >= 65520.0) & finite))  # half a digit beyond 65504
+        overflowed += int(np.count_nonzero((magnitudes >= 65520.0) & finite))  # half a unit beyond 65504's last place
         vanished += int(np.count_nonzero(magnitudes <= Precision.FP16.smallest / 2) - np.count_nonzero(magnitudes == 0))
     return Rounding(absmax, overflowed, vanished)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -511,15 +512,17 @@ def test_other_groups_are_measured_in_the_same_processes(opens_beside: Toolchain
     tools.open_baselines()
     tools.open_first()
     first = tools.evaluate_first()
+    while tools.is_opening:
+        time.sleep(0.01)
+    pids = [worker.pid for worker in tools._workers.beside]
+    assert None not in pids
     grouped = tools.context.grouped
     joined = replace(grouped.groups[0], nodes=tuple(node for group in grouped.groups for node in group.nodes))
     other = tools.regrouped(replace(tools.context, grouped=replace(grouped, groups=(joined,))))
     plan = other.context.grouped.uniform(Precision.FP32)
     assert plan.fingerprint != fp32.fingerprint
     assert other.evaluate(plan) is first
-    other._ahead.finish()
-    pids = [worker.pid for worker in tools._workers.beside]
-    assert None not in pids, "what was being opened is open"
+    assert not other._ahead.unused, "it knows where baselines are open"
     other.open_ahead([other.context.grouped.uniform(Precision.FP16)])
     assert measured(other.evaluate(other.context.grouped.uniform(Precision.FP16))).error.sample_count
     assert [worker.pid for worker in other._workers.beside] == pids
